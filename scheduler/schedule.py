@@ -1,0 +1,154 @@
+"""The schedule: what to compute and what to free, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from scheduler.errors import InvalidScheduleError
+from scheduler.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run the operation of that name."""
+
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Let go of the tensor of that name."""
+
+    tensor: str
+
+
+Verb = Compute | Free
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule(Sequence[Verb]):
+    """A sequence of verbs; equal by value, hashable, iterable any number of times.
+
+    Its text form has one verb a line: `+name` computes an operation, `-name` frees a tensor.
+
+    Parameters
+    ----------
+    verbs : iterable of Compute or Free
+
+    Raises
+    ------
+    InvalidScheduleError
+        If an entry is neither.
+
+    Examples
+    --------
+    >>> schedule = Schedule([Compute("conv"), Free("x")])
+    >>> print(schedule)
+    +conv
+    -x
+    >>> Schedule.from_text(str(schedule)) == schedule
+    True
+    """
+
+    verbs: tuple[Verb, ...]
+
+    def __init__(self, verbs: Iterable[Verb] = ()) -> None:
+        entries = tuple(verbs)
+        for i, verb in enumerate(entries):
+            name = verb.operation if isinstance(verb, Compute) else verb.tensor if isinstance(verb, Free) else None
+            if not isinstance(name, str) or not name:
+                raise InvalidScheduleError(i, f"a verb is Compute(name) or Free(name), not {verb!r}")
+        object.__setattr__(self, "verbs", entries)
+
+    def __len__(self) -> int:
+        return len(self.verbs)
+
+    def __iter__(self) -> Iterator[Verb]:
+        return iter(self.verbs)
+
+    @overload
+    def __getitem__(self, index: int) -> Verb: ...
+    @overload
+    def __getitem__(self, index: slice) -> Schedule: ...
+    def __getitem__(self, index: int | slice) -> Verb | Schedule:
+        if isinstance(index, slice):
+            return Schedule(self.verbs[index])
+        return self.verbs[index]
+
+    def __str__(self) -> str:
+        return "\n".join(self.to_lines())
+
+    def to_lines(self) -> list[str]:
+        """Return the text form as a list of lines."""
+        return [f"+{verb.operation}" if isinstance(verb, Compute) else f"-{verb.tensor}" for verb in self.verbs]
+
+    @classmethod
+    def from_lines(cls, lines: Iterable[str]) -> Schedule:
+        """Return the schedule that `to_lines` wrote.
+
+        Raises
+        ------
+        InvalidScheduleError
+            If a line is not `+name` or `-name`.
+        """
+        verbs: list[Verb] = []
+        for i, line in enumerate(lines):
+            sign = line[:1] if isinstance(line, str) else ""
+            if sign not in ("+", "-") or len(line) == 1:
+                raise InvalidScheduleError(i, f'a verb reads "+operation" or "-tensor", not {line!r}')
+            verbs.append(Compute(line[1:]) if sign == "+" else Free(line[1:]))
+        return cls(verbs)
+
+    @classmethod
+    def from_text(cls, text: str) -> Schedule:
+        """Return the schedule that `str` wrote.
+
+        Raises
+        ------
+        InvalidScheduleError
+            If a line is not `+name` or `-name`.
+        """
+        return cls.from_lines(text.splitlines())
+
+
+def schedule_from_runs(graph: Graph, runs: Sequence[int]) -> Schedule:
+    """Return the schedule that runs these operations and frees each tensor at once after its last use.
+
+    A tensor is held from the run that makes it to its last reader before the next run that
+    makes it again; a result made for the last time is held to the end. So the search space
+    of the solvers is sequences of operations.
+
+    Parameters
+    ----------
+    graph : Graph
+    runs : sequence of int
+        Positions in `graph.operations`, repeats included.
+
+    Returns
+    -------
+    Schedule
+        It breaks no rule if every run's inputs were made by an earlier run.
+    """
+    index = graph.index
+    last_use: dict[int, int] = {}
+    made_later: set[int] = set()
+    frees: list[list[int]] = [[] for _ in runs]
+    for position in range(len(runs) - 1, -1, -1):
+        operation = runs[position]
+        for tensor in index.outputs[operation]:
+            end = last_use.pop(tensor, position)
+            if tensor in made_later or not index.is_result[tensor]:
+                frees[end].append(tensor)
+            made_later.add(tensor)
+        for tensor in index.inputs[operation]:
+            if not index.is_resident[tensor]:
+                last_use.setdefault(tensor, position)
+    compute = [Compute(operation.name) for operation in graph.operations]
+    free = [Free(tensor.name) for tensor in graph.tensors]
+    verbs: list[Verb] = []
+    for operation, freed in zip(runs, frees, strict=True):
+        verbs.append(compute[operation])
+        verbs.extend(free[tensor] for tensor in freed)
+    return Schedule(verbs)
