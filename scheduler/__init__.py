@@ -1,0 +1,32 @@
+"""Optimal activation-checkpointing schedules: solve them, prove them, write them down, train with them."""
+
+from scheduler.api import make_plan, minimum_budget, solve
+from scheduler.errors import SchedulerError
+from scheduler.formats import read_graph, write_graph
+from scheduler.graph import Graph, Operation, Tensor
+from scheduler.plan import Plan
+from scheduler.schedule import Compute, Free, Schedule
+from scheduler.simulator import Simulation, simulate
+from scheduler.solution import Solution, Status
+from scheduler.solvers.registry import solver_names
+
+__all__ = [
+    "Compute",
+    "Free",
+    "Graph",
+    "Operation",
+    "Plan",
+    "Schedule",
+    "SchedulerError",
+    "Simulation",
+    "Solution",
+    "Status",
+    "Tensor",
+    "make_plan",
+    "minimum_budget",
+    "read_graph",
+    "simulate",
+    "solve",
+    "solver_names",
+    "write_graph",
+]

@@ -1,0 +1,240 @@
+"""The front door: solve a problem, find the smallest budget, make a plan."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack
+
+from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError, UnsuitableProblemError
+from scheduler.graph import Graph
+from scheduler.plan import Plan
+from scheduler.problem import Order, Problem, parse_budget
+from scheduler.simulator import simulate
+from scheduler.solution import Proposal, Solution, Status, judge
+from scheduler.solvers.registry import Deadline, load_solver
+from scheduler.units import format_bytes
+
+if TYPE_CHECKING:
+    from scheduler.layers import Chain
+
+_SMALL_END = ("recompute-all", "segments")
+_BISECTIONS = 12
+
+
+class SolveOptions(TypedDict, total=False):
+    """Keyword options of `solve`, passed through by `make_plan`."""
+
+    solver: str
+    time_limit: float
+    order: Order
+    seed: int
+
+
+class SmallestPeak(NamedTuple):
+    """What `minimum_budget` finds, resident tensors included.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        Smallest peak for which a schedule is known.
+    floor_bytes : int
+        Proven: no schedule has a smaller peak.
+    operation : str
+        The operation that needs most.
+    """
+
+    peak_bytes: int
+    floor_bytes: int
+    operation: str
+
+
+def solve(
+    graph_or_chain: Graph | Chain,
+    budget: int | str,
+    *,
+    solver: str = "auto",
+    time_limit: float = 60.0,
+    order: Order = "any",
+    seed: int = 0,
+) -> Solution:
+    """Find the fastest schedule that fits a budget, and prove how good it is.
+
+    Parameters
+    ----------
+    graph_or_chain : Graph or Chain
+    budget : int or str
+        Bytes of the peak of the whole step, resident tensors included: an int, "8GiB",
+        "8GB", or "60%" of what the save-everything step adds to the resident bytes.
+    solver : str
+        One of `solver_names()`.
+    time_limit : float
+        Seconds. The best answer found by then is returned with its bound.
+    order : "any" or "given"
+        Whether tasks may first run in any order, or in the given one only.
+    seed : int
+        Of searches that draw random numbers.
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    InvalidBudgetError, InvalidOptionError, UnknownSolverError
+        If an argument cannot be understood.
+    UnsuitableProblemError
+        If the solver does not serve such graphs.
+
+    Examples
+    --------
+    >>> from scheduler.graph import Graph, Operation, Tensor
+    >>> steps = [Operation("f", ["x"], ["y"], 1.0), Operation("g", ["y"], ["z"], 1.0)]
+    >>> graph = Graph(steps, [Tensor("x", 4), Tensor("y", 4), Tensor("z", 4)], ["x"], ["z"])
+    >>> solution = solve(graph, 12)
+    >>> solution.status.name, solution.time, solution.peak_bytes
+    ('OPTIMAL', 2.0, 12)
+    """
+    _check_options(time_limit, seed)
+    graph, chain = lower(graph_or_chain)
+    propose = load_solver(solver)
+    started = time.monotonic()
+    deadline = Deadline(time_limit)
+    problem = Problem(graph, parse_budget(budget, graph), order, chain)
+    proposal = propose(problem, deadline=deadline, seed=seed)
+    proposal = _with_bounds(problem, proposal, deadline)
+    solution = judge(problem, proposal, solver=solver, seconds=time.monotonic() - started)
+    if solution.schedule is None:
+        solution = replace(solution, messages=(_why_nothing(problem, solution), *solution.messages))
+    return solution
+
+
+def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -> SmallestPeak:
+    """Find the smallest peak for which a schedule is known, and the floor that is proven.
+
+    Parameters
+    ----------
+    graph_or_chain : Graph or Chain
+    time_limit : float
+        Seconds.
+
+    Returns
+    -------
+    SmallestPeak
+        The smallest peak found, the proven floor, and the operation that needs most.
+    """
+    _check_options(time_limit, 0)
+    graph, chain = lower(graph_or_chain)
+    deadline = Deadline(time_limit)
+    return _smallest_peak(Problem(graph, 0, "any", chain), deadline)
+
+
+def make_plan(graph_or_chain: Graph | Chain, budget: int | str, **options: Unpack[SolveOptions]) -> Plan:
+    """Solve and return the answer as a plan, ready to be saved.
+
+    Parameters
+    ----------
+    graph_or_chain, budget, **options
+        As for `solve`.
+
+    Raises
+    ------
+    BudgetTooSmallError
+        If it is proven that no schedule fits, or none was found within the solver's space.
+    OutOfTimeError
+        If the time limit passed before anything was found.
+    """
+    solution = solve(graph_or_chain, budget, **options)
+    return plan_of(graph_or_chain, solution, time_limit=options.get("time_limit", 60.0))
+
+
+def plan_of(graph_or_chain: Graph | Chain, solution: Solution, *, time_limit: float = math.inf) -> Plan:
+    """Return a solution as a plan.
+
+    Raises
+    ------
+    BudgetTooSmallError, OutOfTimeError
+        If the solution has no schedule.
+    """
+    graph, chain = lower(graph_or_chain)
+    if solution.schedule is None:
+        message = solution.messages[0]
+        if solution.status is Status.UNKNOWN and solution.solve_seconds >= time_limit:
+            raise OutOfTimeError(f"no schedule found in {time_limit:g} s: {message}")
+        raise BudgetTooSmallError(message, proven=solution.status is Status.INFEASIBLE)
+    granularity: Literal["operations", "layers"] = "operations" if chain is None else "layers"
+    return Plan.of(graph, solution, granularity=granularity)
+
+
+def lower(graph_or_chain: Graph | Chain) -> tuple[Graph, Chain | None]:
+    """Return the graph, and the chain that it is lowered from, if it is."""
+    if isinstance(graph_or_chain, Graph):
+        return graph_or_chain, None
+    if hasattr(graph_or_chain, "graph") and isinstance(graph_or_chain.graph, Graph):
+        return graph_or_chain.graph, graph_or_chain
+    raise InvalidOptionError(f"give a Graph or a Chain, not {type(graph_or_chain).__name__}")
+
+
+def _check_options(time_limit: float, seed: int) -> None:
+    if isinstance(time_limit, (bool, str)) or not time_limit > 0:
+        raise InvalidOptionError(f"time_limit is a number of seconds above 0, not {time_limit!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InvalidOptionError(f"seed is a whole number >= 0, not {seed!r}")
+
+
+def _with_bounds(problem: Problem, proposal: Proposal, deadline: Deadline) -> Proposal:
+    """Add the bounds of `cuts` to a proposal that brings none of its own."""
+    if proposal.bound > 0 or proposal.infeasible or proposal.schedule is None:
+        return proposal
+    if simulate(problem.graph, proposal.schedule).time <= problem.least_time:
+        return replace(proposal, bound=problem.least_time, bound_any=problem.least_time)
+    proven = load_solver("cuts")(problem, deadline=deadline, seed=0)
+    if proposal.search_space != "given order":
+        return replace(proposal, bound_any=proven.bound_any)
+    return replace(proposal, bound=proven.bound, bound_any=proven.bound_any)
+
+
+def _why_nothing(problem: Problem, solution: Solution) -> str:
+    floor = problem.floor
+    smallest = _smallest_peak(problem, Deadline(10.0))
+    budget = format_bytes(problem.budget_bytes)
+    if floor.bytes > problem.budget_bytes:
+        why = f'no schedule fits {budget}: "{floor.operation}" alone needs {format_bytes(floor.bytes)}.'
+    elif solution.status is Status.INFEASIBLE:
+        why = (
+            f"proven: no schedule fits {budget}, though no single operation needs that much"
+            f' ("{floor.operation}" needs most: {format_bytes(floor.bytes)}).'
+        )
+    else:
+        why = (
+            f'{solution.solver} found no schedule of {budget}; "{floor.operation}" needs most:'
+            f" {format_bytes(floor.bytes)} alone."
+        )
+    return (
+        f"{why} A schedule of {format_bytes(smallest.peak_bytes)} ({smallest.peak_bytes} bytes) is known;"
+        " between the two nothing is proven."
+        f" Raise the budget to {smallest.peak_bytes} bytes, use a smaller batch, or split that operation."
+    )
+
+
+def _smallest_peak(problem: Problem, deadline: Deadline) -> SmallestPeak:
+    graph = problem.graph
+    low = problem.floor.bytes
+    best = problem.baseline.peak_bytes
+    for name in _SMALL_END:
+        try:
+            schedule = load_solver(name)(replace(problem, budget_bytes=low), deadline=deadline, seed=0).schedule
+        except UnsuitableProblemError:
+            continue
+        if schedule is not None:
+            best = min(best, simulate(graph, schedule).peak_bytes)
+    aim = low
+    for _ in range(_BISECTIONS):
+        if best <= low or deadline.passed or aim >= best:
+            break
+        schedule = load_solver("greedy")(replace(problem, budget_bytes=aim), deadline=deadline, seed=0).schedule
+        if schedule is not None:
+            best = min(best, simulate(graph, schedule).peak_bytes)
+        aim = (aim + best + 1) // 2
+    return SmallestPeak(best, low, problem.floor.operation)

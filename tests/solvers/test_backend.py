@@ -1,0 +1,79 @@
+"""PuLP's traps: what was found and what is proven are told apart."""
+
+from __future__ import annotations
+
+import math
+
+import pulp
+import pytest
+
+from scheduler.solvers.backend import Programme, is_set
+from scheduler.solvers.registry import Deadline
+
+
+def knapsack(items: int) -> tuple[Programme, list[pulp.LpVariable]]:
+    """Cover at least half of the weights 3, 5, 7, ... at the least cost 4, 5, 6, ..."""
+    programme = Programme("cover")
+    chosen = [programme.binary("item", float(4 + i)) for i in range(items)]
+    weights = [3.0 + 2 * i for i in range(items)]
+    programme.at_least("cover", zip(chosen, weights, strict=True), sum(weights) / 2)
+    return programme, chosen
+
+
+def cheapest_cover(items: int) -> float:
+    weights = [3.0 + 2 * i for i in range(items)]
+    return min(
+        float(sum(4 + i for i in range(items) if mask >> i & 1))
+        for mask in range(2**items)
+        if sum(w for i, w in enumerate(weights) if mask >> i & 1) >= sum(weights) / 2
+    )
+
+
+def test_bound_and_objective_meet_at_the_optimum_found_by_enumeration() -> None:
+    programme, chosen = knapsack(10)
+    result = programme.minimize(Deadline(10))
+    assert result.found
+    assert result.objective == cheapest_cover(10)
+    assert result.bound == pytest.approx(result.objective)
+    assert sum(4 + i for i, variable in enumerate(chosen) if is_set(variable)) == result.objective
+
+
+def test_an_impossible_programme_is_told_apart_from_one_out_of_time() -> None:
+    programme, _ = knapsack(4)
+    programme.at_most("nothing", [(variable, 1.0) for variable in programme._variables], 0)
+    impossible = programme.minimize(Deadline(10))
+    assert impossible.infeasible
+    assert impossible.bound == math.inf
+    late = knapsack(4)[0].minimize(Deadline(0))
+    assert not late.infeasible
+    assert not late.found
+    assert late.bound == -math.inf
+
+
+def test_a_bound_cut_short_by_time_is_still_under_the_optimum() -> None:
+    programme, _ = knapsack(16)
+    result = programme.minimize(Deadline(0.001))
+    assert result.bound <= cheapest_cover(16) <= result.objective
+
+
+def test_cbc_proves_no_more_than_its_relaxation(monkeypatch: pytest.MonkeyPatch) -> None:
+    programme, _ = knapsack(10)
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+    result = programme.minimize(Deadline(20))
+    assert result.found
+    assert result.objective == cheapest_cover(10)
+    assert result.bound <= result.objective
+
+
+def test_a_programme_without_variables_says_whether_its_rows_hold() -> None:
+    holds, breaks = Programme("holds"), Programme("breaks")
+    holds.at_most("row", [], 1)
+    breaks.at_most("row", [], -1)
+    assert holds.minimize(Deadline(1)).found
+    assert breaks.minimize(Deadline(1)).infeasible
+
+
+def test_rows_that_must_reach_something_break_without_variables() -> None:
+    programme = Programme("reach")
+    programme.at_least("row", [], 1)
+    assert programme.minimize(Deadline(1)).infeasible

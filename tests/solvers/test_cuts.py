@@ -1,0 +1,79 @@
+"""The cuts solver: proofs that hold, on graphs whose optimum is known or found by the oracle."""
+
+from __future__ import annotations
+
+import pytest
+
+import scheduler as sc
+from scheduler.problem import Problem
+from scheduler.solvers.cuts import propose
+from scheduler.solvers.registry import Deadline
+from scheduler.solvers.relaxation import CutRelaxation, Precedence
+from tests.oracle import optimum
+from tests.training_graphs import conv_net, uniform_chain
+
+
+def test_cheap_operations_are_the_ones_computed_again() -> None:
+    graph = conv_net(8)
+    solution = sc.solve(graph, "70%", solver="cuts")
+    assert solution.status is sc.Status.OPTIMAL
+    assert solution.search_space == "any order"
+    again = {name for name, runs in solution.simulation.recomputed.items() if runs}
+    assert again
+    assert all(name.startswith(("norm", "relu", "add")) for name in again)
+
+
+@pytest.mark.parametrize("budget", range(16, 33, 4))
+def test_a_chain_of_six_is_optimal_where_the_programme_says_so(budget: int) -> None:
+    graph = uniform_chain(6)
+    solution = sc.solve(graph, budget, solver="cuts", order="given")
+    best = optimum(graph.to_dict(), budget, "given order")
+    assert solution.bound <= best <= solution.time
+    if solution.status is sc.Status.OPTIMAL:
+        assert solution.time == best
+
+
+def test_bounds_grow_as_the_budget_shrinks() -> None:
+    graph = conv_net(8)
+    bounds = [sc.solve(graph, f"{share}%", solver="cuts").bound for share in (95, 90, 85, 80, 70)]
+    assert bounds == sorted(bounds)
+
+
+def test_a_budget_under_the_floor_is_proven_impossible() -> None:
+    proposal = propose(Problem(uniform_chain(5), 15), deadline=Deadline(10), seed=0)
+    assert proposal.infeasible
+    assert proposal.schedule is None
+
+
+def test_any_order_bound_never_passes_the_given_order_bound() -> None:
+    for share in (90, 80, 70):
+        solution = sc.solve(conv_net(6), f"{share}%", solver="cuts")
+        assert solution.bound_any <= solution.bound <= solution.time
+
+
+def test_a_programme_out_of_time_claims_nothing() -> None:
+    graph = conv_net(6)
+    precedence = Precedence(graph, "given")
+    answer = CutRelaxation(graph, precedence, [30], [graph.resident_bytes + 600]).solve(Deadline(0))
+    assert answer.live is None
+    assert not answer.exact
+    assert 0 <= answer.bound <= sc.solve(graph, 2**30, solver="save-all").time
+
+
+def test_precedence_in_any_order_follows_data_and_phases_only() -> None:
+    graph = sc.Graph(
+        [
+            sc.Operation("a", [], ["a"], 1.0),
+            sc.Operation("b", [], ["b"], 1.0),
+            sc.Operation("c", ["a"], ["c"], 1.0),
+            sc.Operation("z", [], ["z"], 1.0, phase="backward"),
+        ],
+        [sc.Tensor(name, 1) for name in "abcz"],
+        results=["c", "z"],
+        required=["b"],
+    )
+    free, given = Precedence(graph, "any"), Precedence(graph, "given")
+    assert [free.before(task) for task in range(4)] == [0, 0, 0b001, 0b111]
+    assert [free.after(task) for task in range(4)] == [0b1100, 0b1000, 0b1000, 0]
+    assert [given.before(task) for task in range(4)] == [0, 0b1, 0b11, 0b111]
+    assert free.chain([1, 2, 3]) == [1, 3]

@@ -1,0 +1,56 @@
+"""The greedy search, and the kernels against the judge."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scheduler as sc
+from scheduler.schedule import schedule_from_runs
+from scheduler.solvers.greedy import GreedySearch
+from scheduler.solvers.kernels import graph_arrays, profile_runs
+from scheduler.solvers.registry import Deadline
+from tests.strategies import graphs, joint_graphs
+from tests.training_graphs import conv_net
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_the_profile_of_runs_is_the_judges(data: st.DataObject) -> None:
+    graph = data.draw(st.one_of(graphs(), joint_graphs()))
+    a = graph_arrays(graph)
+    budget = data.draw(st.integers(0, 40))
+    search = GreedySearch(graph, budget)
+    search.fit(Deadline(5))
+    runs = search.best.runs
+    memory, _ = profile_runs(
+        runs, len(runs), a.input_start, a.inputs, a.output_start, a.outputs, a.storage, a.storage_bytes,
+        a.workspace, a.is_result,
+    )  # fmt: skip
+    schedule = schedule_from_runs(graph, [int(i) for i in runs])
+    judged = sc.simulate(graph, schedule)
+    during = [m for m, verb in zip(judged.memory, schedule, strict=True) if isinstance(verb, sc.Compute)]
+    assert np.array_equal(memory + graph.resident_bytes, during)
+    assert search.peak_bytes == judged.peak_bytes
+
+
+@pytest.mark.parametrize("share", [90, 80, 70])
+def test_on_a_convolutional_net_it_comes_within_two_per_cent_of_the_optimum(share: int) -> None:
+    graph = conv_net(10)
+    best = sc.solve(graph, f"{share}%", solver="cuts")
+    quick = sc.solve(graph, f"{share}%", solver="greedy")
+    assert best.status is sc.Status.OPTIMAL
+    assert best.time <= quick.time <= 1.02 * best.time
+
+
+def test_evictions_that_were_not_needed_are_taken_back() -> None:
+    graph = conv_net(6)
+    budget = sc.solve(graph, "70%").budget_bytes
+    search = GreedySearch(graph, budget)
+    search.fit(Deadline(10))
+    before = search.best.time
+    search.restore(Deadline(10))
+    assert search.fits
+    assert search.best.time <= before

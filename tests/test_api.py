@@ -1,0 +1,99 @@
+"""The front door: options, answers, and what is said when there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import scheduler as sc
+from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOptionError
+from scheduler.problem import Problem, floor, least_time, parse_budget
+from tests.training_graphs import conv_net, uniform_chain
+
+
+def test_all_names_of_the_package_are_the_public_ones() -> None:
+    public = {name for name in vars(sc) if not name.startswith("_")}
+    modules = {name for name in public if type(getattr(sc, name)).__name__ == "module"}
+    assert public - modules == set(sc.__all__)
+
+
+def test_importing_the_package_needs_neither_torch_nor_solvers() -> None:
+    code = "import sys, scheduler; print([m for m in ('torch', 'numba', 'pulp', 'matplotlib') if m in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+def test_the_uniform_chain_of_three_is_solved_as_counted_by_hand() -> None:
+    # Sizes 4, x0 resident. Save everything: at b2 live are x0 x1 x2 g3 g2 = 20; before it, the
+    # loss runs with x1 x2 x3 g3 = 20. Time 3 x 1 + 3 x 2 = 9.
+    graph = uniform_chain(3)
+    full = sc.solve(graph, 20)
+    assert (full.time, full.peak_bytes, full.status) == (9.0, 20, sc.Status.OPTIMAL)
+    # 16: drop x1 after f1, and compute it again for b1 from x0: one more forward.
+    tight = sc.solve(graph, 16)
+    assert (tight.time, tight.peak_bytes, tight.status) == (10.0, 16, sc.Status.OPTIMAL)
+    assert tight.overhead == pytest.approx(1 / 9)
+    # Below 16: the loss has x0, x3 and g3; b2 needs x0 x2 g3 g2 at once.
+    assert floor(graph).bytes == 16
+    assert sc.solve(graph, 15).status is sc.Status.INFEASIBLE
+
+
+def test_per_cent_budgets_leave_the_resident_bytes_out() -> None:
+    graph = uniform_chain(3)
+    assert Problem(graph, 0).baseline.peak_bytes == 20
+    assert parse_budget("100%", graph) == 20
+    assert parse_budget("50%", graph) == 4 + 8
+    assert parse_budget("0%", graph) == 4
+    assert parse_budget("33.4 %", graph) == 4 + 5
+
+
+@pytest.mark.parametrize("budget", ["8G", "lots", "-1", "%", "60%%", "1e3", "", -1, True, 1.5, None])
+def test_budgets_that_cannot_be_understood_are_refused(budget: object) -> None:
+    with pytest.raises(InvalidBudgetError):
+        sc.solve(uniform_chain(3), budget)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options", [{"time_limit": 0}, {"time_limit": float("nan")}, {"order": "best"}, {"seed": -1}, {"seed": 1.0}]
+)
+def test_options_out_of_range_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidOptionError):
+        sc.solve(uniform_chain(3), 20, **options)  # type: ignore[arg-type]
+
+
+def test_a_budget_below_the_floor_names_the_operation_the_floor_and_a_budget_that_is_known_to_do() -> None:
+    graph = uniform_chain(3)
+    with pytest.raises(BudgetTooSmallError, match=r'"b2" alone needs 16 B. A schedule of 16 B') as caught:
+        sc.make_plan(graph, 10)
+    assert caught.value.proven
+
+
+def test_the_smallest_budget_of_the_uniform_chain_is_its_floor() -> None:
+    peak, bottom, operation = sc.minimum_budget(uniform_chain(8))
+    assert (peak, bottom, operation) == (16, 16, "b7")
+
+
+def test_bounds_come_with_every_answer_even_a_heuristic_one() -> None:
+    graph = conv_net(6)
+    exact = sc.solve(graph, "70%", solver="cuts")
+    assert exact.status is sc.Status.OPTIMAL
+    quick = sc.solve(graph, "70%", solver="greedy")
+    assert quick.bound == exact.bound == exact.time
+    assert quick.time >= exact.time
+    assert quick.gap == pytest.approx((quick.time - exact.time) / quick.time)
+
+
+def test_the_least_time_counts_each_necessary_task_by_its_fastest_alternative() -> None:
+    graph = sc.Graph(
+        [
+            sc.Operation("slow", [], ["x"], 5.0),
+            sc.Operation("fast", [], ["x"], 3.0),
+            sc.Operation("y", ["x"], ["y"], 1.0),
+        ],
+        [sc.Tensor("x", 1), sc.Tensor("y", 1)],
+        results=["y"],
+    )
+    assert least_time(graph) == 4.0
+    assert Problem(graph, 10).baseline.time == 6.0

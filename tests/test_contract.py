@@ -1,0 +1,101 @@
+"""What every registered solver owes its callers, checked against the exhaustive oracle."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scheduler as sc
+from scheduler.errors import UnsuitableProblemError
+from scheduler.problem import follows_given_order
+from tests.oracle import least_peak, optimum
+from tests.strategies import graphs, joint_graphs
+
+EXAMPLES = int(os.environ.get("CONTRACT_EXAMPLES", "60"))
+SOLVERS = sc.solver_names()
+SPACES = {"given order": "given order", "any order": "any"}
+
+
+def solve_or_skip(graph: sc.Graph, budget: int, **options: object) -> sc.Solution | None:
+    """A solver may refuse a kind of graph, but never answer wrongly."""
+    try:
+        return sc.solve(graph, budget, time_limit=20.0, **options)
+    except UnsuitableProblemError:
+        return None
+
+
+@pytest.mark.parametrize("order", ["any", "given"])
+@pytest.mark.parametrize("solver", SOLVERS)
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(data=st.data())
+def test_every_answer_is_true_against_the_oracle(solver: str, order: str, data: st.DataObject) -> None:
+    graph = data.draw(st.one_of(graphs(max_operations=7), joint_graphs(max_layers=2)))
+    plain = graph.to_dict()
+    peak = sc.simulate(graph, sc.solve(graph, 2**40, solver="save-all").schedule).peak_bytes
+    least = least_peak(plain, "any")
+    budget = data.draw(st.integers(max(0, least - 2), max(least, peak)), label="budget")
+    solution = solve_or_skip(graph, budget, solver=solver, order=order)
+    if solution is None:
+        return
+    best_any = optimum(plain, budget, "any")
+    best_given = optimum(plain, budget, "given order")
+    best_in_order = best_any if order == "any" else best_given
+    if solution.status is sc.Status.INFEASIBLE:
+        assert best_in_order is None
+    if best_any is not None:
+        assert solution.bound_any <= best_any * (1 + 1e-9)
+    if solution.schedule is None:
+        return
+    judged = sc.simulate(graph, solution.schedule)
+    assert (judged.time, judged.peak_bytes) == (solution.time, solution.peak_bytes)
+    assert judged.peak_bytes <= budget
+    assert order == "any" or follows_given_order(graph, solution.schedule)
+    best = {"any": best_any, "given order": best_given}[SPACES[solution.search_space]]
+    assert best is not None
+    assert solution.bound <= best * (1 + 1e-9)
+    assert best <= solution.time * (1 + 1e-9)
+    if solution.status is sc.Status.OPTIMAL:
+        assert solution.time <= best * (1 + 2e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph=st.one_of(graphs(max_operations=7), joint_graphs(max_layers=2)))
+def test_the_floor_is_under_and_the_smallest_peak_over_the_least_peak_of_the_oracle(graph: sc.Graph) -> None:
+    peak, floor, operation = sc.minimum_budget(graph, time_limit=10.0)
+    assert floor <= least_peak(graph.to_dict(), "any") <= peak
+    assert operation in {entry.name for entry in graph.operations}
+
+
+@pytest.mark.parametrize("solver", ["greedy", "cuts"])
+@settings(max_examples=25, deadline=None)
+@given(graph=joint_graphs(max_layers=2), power=st.integers(1, 12), share=st.integers(40, 100))
+def test_powers_of_two_in_bytes_and_times_change_nothing_else(
+    solver: str, graph: sc.Graph, power: int, share: int
+) -> None:
+    extra = sc.solve(graph, 2**40, solver="save-all").peak_bytes - graph.resident_bytes
+    budget = graph.resident_bytes + extra * share // 100
+    scaled = replace(
+        graph,
+        operations=[
+            replace(entry, time=entry.time * 2.0**power, workspace_bytes=entry.workspace_bytes * 2**power)
+            for entry in graph.operations
+        ],
+        tensors=[replace(entry, size_bytes=entry.size_bytes * 2**power) for entry in graph.tensors],
+    )
+    plain = sc.solve(graph, budget, solver=solver)
+    other = sc.solve(scaled, budget * 2**power, solver=solver)
+    assert other.schedule == plain.schedule
+    assert other.status is plain.status
+    if plain.schedule is not None:
+        assert other.time == plain.time * 2.0**power
+        assert other.peak_bytes == plain.peak_bytes * 2**power
+
+
+def test_an_unknown_solver_is_refused_with_the_known_ones() -> None:
+    graph = sc.Graph([sc.Operation("a", [], ["x"], 1.0)], [sc.Tensor("x", 1)], results=["x"])
+    with pytest.raises(sc.SchedulerError, match=r"save-all.*cuts.*auto"):
+        sc.solve(graph, 10, solver="magic")

@@ -1,0 +1,133 @@
+"""Plans: what is written reads back, and what was changed is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import scheduler as sc
+from scheduler.errors import PlanClaimError, PlanError, PlanFormatError, PlanMismatchError
+from scheduler.plan import plan_schema
+from tests.training_graphs import conv_net, uniform_chain
+
+
+@pytest.fixture(scope="module")
+def plan() -> sc.Plan:
+    return sc.make_plan(conv_net(3), "80%")
+
+
+def test_a_saved_plan_loads_as_the_same_plan(plan: sc.Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    assert sc.Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_the_file_keeps_to_the_schema_that_ships(plan: sc.Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    jsonschema.Draft202012Validator.check_schema(plan_schema())
+    jsonschema.validate(json.loads((tmp_path / "plan.json").read_text()), plan_schema())
+
+
+def test_claims_are_the_judges(plan: sc.Plan) -> None:
+    judged = sc.simulate(plan.graph, plan.schedule)
+    assert (plan.time, plan.peak_bytes, plan.saved) == (judged.time, judged.peak_bytes, judged.saved)
+    assert plan.peak_bytes <= plan.budget_bytes
+    assert plan.overhead == pytest.approx(plan.time / plan.baseline_time - 1)
+
+
+def leaves(data: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(data, dict):
+        return [found for key, value in data.items() for found in leaves(value, (*path, key))]
+    if isinstance(data, list) and data:
+        return [found for key, value in enumerate(data) for found in leaves(value, (*path, key))]
+    return [path]
+
+
+def changed(value: object) -> object:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value * 1.01 + 1e-3
+    if isinstance(value, str):
+        return value[:-1] + ("0" if value[-1:] != "0" else "1")
+    return "changed"
+
+
+def test_no_single_value_of_a_plan_file_can_be_changed(plan: sc.Plan) -> None:
+    data = json.loads(json.dumps(plan.to_dict()))
+    places = leaves(data)
+    assert len(places) > 250
+    for place in places:
+        edited = json.loads(json.dumps(data))
+        inside = edited
+        for key in place[:-1]:
+            inside = inside[key]
+        inside[place[-1]] = changed(inside[place[-1]])
+        with pytest.raises(PlanError):
+            sc.Plan.from_dict(edited)
+
+
+def edit(plan: sc.Plan, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    data = json.loads(json.dumps(plan.to_dict()))
+    change(data)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (lambda d: d["claims"].update(peak_bytes=1), PlanClaimError, "claimed peak_bytes 1, the judge finds"),
+        (lambda d: d["claims"].update(time=1.0), PlanClaimError, "the judge finds"),
+        (lambda d: d["claims"].update(overhead=0.0), PlanClaimError, "claimed overhead 0.0"),
+        (lambda d: d.update(budget_bytes=1), PlanClaimError, "over the budget"),
+        (lambda d: d["proof"].update(bound=1e9, gap=0.0), PlanClaimError, "bound"),
+        (lambda d: d["schedule"].pop(3), PlanError, "the judge finds|breaks a rule"),
+        (lambda d: d["schedule"].insert(0, "+nothing"), PlanClaimError, 'no operation "nothing"'),
+        (lambda d: d.update(version=2), PlanFormatError, "version 2 is unknown"),
+        (lambda d: d.update(format="other"), PlanFormatError, "not a plan"),
+        (lambda d: d.update(graph_digest="0" * 64), PlanMismatchError, "graph_digest"),
+        (lambda d: d.update(structure_digest="0" * 64), PlanMismatchError, "structure_digest"),
+        (lambda d: d.update(note="hello"), PlanMismatchError, "changed after it was written"),
+        (lambda d: d["graph"]["operations"][0].update(time=0.5), PlanMismatchError, "graph_digest"),
+        (lambda d: d.update(schedule=None), PlanFormatError, "schedule"),
+        (lambda d: d.update(saved=[1]), PlanFormatError, "saved"),
+        (lambda d: d["proof"].update(bound="x"), PlanFormatError, "bound"),
+        (lambda d: d["proof"].update(bound=10**400), PlanFormatError, "bound"),
+        (lambda d: d.pop("claims"), PlanFormatError, "claims"),
+    ],
+)
+def test_an_edited_plan_is_refused_with_the_reason(
+    plan: sc.Plan, change: Callable[[dict[str, Any]], object], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        sc.Plan.from_dict(edit(plan, change))
+
+
+def test_a_plan_for_another_graph_is_refused_and_says_if_only_costs_differ(plan: sc.Plan) -> None:
+    plan.verify(conv_net(3))
+    with pytest.raises(PlanMismatchError, match="another graph"):
+        plan.verify(conv_net(4))
+    faster = plan.graph.to_dict()
+    faster["operations"][0]["time"] = 7.0  # type: ignore[index]
+    with pytest.raises(PlanMismatchError, match="same structure"):
+        plan.verify(sc.Graph.from_dict(faster))
+
+
+def test_a_plan_file_that_is_not_one_is_refused_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("{}")
+    with pytest.raises(PlanFormatError, match=str(path)):
+        sc.Plan.load(path)
+
+
+def test_there_is_no_plan_without_a_schedule() -> None:
+    graph = uniform_chain(4)
+    solution = sc.solve(graph, graph.resident_bytes)
+    with pytest.raises(PlanClaimError, match="no plan"):
+        sc.Plan.of(graph, solution)
