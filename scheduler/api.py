@@ -7,20 +7,18 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack
 
-from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError, UnsuitableProblemError
+from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError
 from scheduler.graph import Graph
 from scheduler.plan import Plan
 from scheduler.problem import Order, Problem, parse_budget
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, Status, judge
 from scheduler.solvers.registry import Deadline, load_solver
+from scheduler.solvers.small_end import smallest_peak
 from scheduler.units import format_bytes
 
 if TYPE_CHECKING:
     from scheduler.layers import Chain
-
-_SMALL_END = ("recompute-all", "segments")
-_BISECTIONS = 12
 
 
 class SolveOptions(TypedDict, total=False):
@@ -126,8 +124,9 @@ def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -
     """
     _check_options(time_limit, 0)
     graph, chain = lower(graph_or_chain)
-    deadline = Deadline(time_limit)
-    return _smallest_peak(Problem(graph, 0, "any", chain), deadline)
+    problem = Problem(graph, 0, "any", chain)
+    peak, _ = smallest_peak(problem, Deadline(time_limit))
+    return SmallestPeak(peak, problem.floor.bytes, problem.floor.operation)
 
 
 def make_plan(graph_or_chain: Graph | Chain, budget: int | str, **options: Unpack[SolveOptions]) -> Plan:
@@ -197,7 +196,7 @@ def _with_bounds(problem: Problem, proposal: Proposal, deadline: Deadline) -> Pr
 
 def _why_nothing(problem: Problem, solution: Solution) -> str:
     floor = problem.floor
-    smallest = _smallest_peak(problem, Deadline(10.0))
+    known, _ = smallest_peak(problem, Deadline(10.0))
     budget = format_bytes(problem.budget_bytes)
     if floor.bytes > problem.budget_bytes:
         why = f'no schedule fits {budget}: "{floor.operation}" alone needs {format_bytes(floor.bytes)}.'
@@ -212,29 +211,7 @@ def _why_nothing(problem: Problem, solution: Solution) -> str:
             f" {format_bytes(floor.bytes)} alone."
         )
     return (
-        f"{why} A schedule of {format_bytes(smallest.peak_bytes)} ({smallest.peak_bytes} bytes) is known;"
+        f"{why} A schedule of {format_bytes(known)} ({known} bytes) is known;"
         " between the two nothing is proven."
-        f" Raise the budget to {smallest.peak_bytes} bytes, use a smaller batch, or split that operation."
+        f" Raise the budget to {known} bytes, use a smaller batch, or split that operation."
     )
-
-
-def _smallest_peak(problem: Problem, deadline: Deadline) -> SmallestPeak:
-    graph = problem.graph
-    low = problem.floor.bytes
-    best = problem.baseline.peak_bytes
-    for name in _SMALL_END:
-        try:
-            schedule = load_solver(name)(replace(problem, budget_bytes=low), deadline=deadline, seed=0).schedule
-        except UnsuitableProblemError:
-            continue
-        if schedule is not None:
-            best = min(best, simulate(graph, schedule).peak_bytes)
-    aim = low
-    for _ in range(_BISECTIONS):
-        if best <= low or deadline.passed or aim >= best:
-            break
-        schedule = load_solver("greedy")(replace(problem, budget_bytes=aim), deadline=deadline, seed=0).schedule
-        if schedule is not None:
-            best = min(best, simulate(graph, schedule).peak_bytes)
-        aim = (aim + best + 1) // 2
-    return SmallestPeak(best, low, problem.floor.operation)
