@@ -1,0 +1,36 @@
+"""Plan and train PyTorch models within a memory budget.
+
+>>> from scheduler.pytorch import checkpointed, measure, trace
+
+`trace` captures a model's training step as a graph; `checkpointed` returns a module that
+trains it within a budget; `measure` says what a step really uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING
+
+from scheduler.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from scheduler.pytorch.executor import checkpointed
+    from scheduler.pytorch.memory import measure
+    from scheduler.pytorch.tracing import trace
+
+__all__ = ["checkpointed", "measure", "trace"]
+
+_HOMES = {"checkpointed": "executor", "measure": "memory", "trace": "tracing"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("PyTorch is not installed: pip install checkpoint-scheduler[torch]")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

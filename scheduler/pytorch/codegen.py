@@ -1,0 +1,419 @@
+"""From a captured step and a schedule to Python code: one forward and a list of backward segments.
+
+The code does what the schedule says, verb by verb: a `Compute` becomes a call, a `Free`
+becomes `name = None`. Nothing interprets it at run time.
+
+A random operation draws from the global generator in its first run; later runs set the
+generator to the state kept before, and set it back. Batch norm updates its running
+statistics in its first run only. State and snapshots that no later run needs are not made.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scheduler.errors import PlanMismatchError
+from scheduler.graph import Graph
+from scheduler.pytorch.lowering import (
+    Call,
+    Ref,
+    Return,
+    SaveState,
+    Snapshot,
+    Tangents,
+    Update,
+    default_generator,
+)
+from scheduler.pytorch.operators import aten
+from scheduler.pytorch.tracing import Capture
+from scheduler.schedule import Compute, Free, Schedule
+
+Code = Callable[..., tuple[list[Tensor], ...]]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The code of the forward.
+
+    Attributes
+    ----------
+    run : callable
+        Takes the tensors of `resident` and returns the outputs and the tensors of `saved`.
+    resident : tuple of str
+        Resident tensors that it reads or changes.
+    saved : tuple of str
+        Tensors that the backward needs, resident ones included.
+    source : str
+        The Python text.
+    """
+
+    run: Code
+    resident: tuple[str, ...]
+    saved: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The code of one segment of the backward: one autograd node.
+
+    Attributes
+    ----------
+    run : callable
+        Takes the tensors of `saved` and the incoming gradients as two lists, which it
+        empties, and returns the gradients.
+    saved : tuple of str
+    gradients : tuple of int
+        Which of the capture's gradients it returns.
+    source : str
+    """
+
+    run: Code
+    saved: tuple[str, ...]
+    gradients: tuple[int, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A planned step as code.
+
+    Attributes
+    ----------
+    forward : Forward
+    backward : tuple of Segment
+    outputs : tuple of str
+        The tensor of each of the module's output tensors.
+    tangents : Tangents
+        Which outputs receive gradients.
+    """
+
+    forward: Forward
+    backward: tuple[Segment, ...]
+    outputs: tuple[str, ...]
+    tangents: Tangents
+
+
+def translate_schedule(schedule: Schedule, planned: Graph, fresh: Graph) -> Schedule:
+    """Return a schedule of one graph for another capture of the same program.
+
+    Operations correspond by position, tensors by the operation and output that make them.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Of `planned`.
+    planned, fresh : Graph
+
+    Raises
+    ------
+    PlanMismatchError
+        If the structures differ.
+    """
+    if planned.structure_digest != fresh.structure_digest:
+        raise PlanMismatchError(_difference(planned, fresh))
+    if schedule_names(planned) == schedule_names(fresh):
+        return schedule
+    operations = {a.name: b.name for a, b in zip(planned.operations, fresh.operations, strict=True)}
+    tensors = {
+        a: b
+        for one, other in zip(planned.operations, fresh.operations, strict=True)
+        for a, b in zip(one.outputs, other.outputs, strict=True)
+    }
+    return Schedule(
+        Compute(operations[verb.operation]) if isinstance(verb, Compute) else Free(tensors[verb.tensor])
+        for verb in schedule
+    )
+
+
+def schedule_names(graph: Graph) -> list[tuple[str, Sequence[str]]]:
+    """Return the names that a schedule may use."""
+    return [(operation.name, operation.outputs) for operation in graph.operations]
+
+
+def _difference(planned: Graph, fresh: Graph) -> str:
+    advice = "make a new plan for this model and these arguments"
+    if len(planned.operations) != len(fresh.operations):
+        return f"the plan has {len(planned.operations)} operations, the captured step {len(fresh.operations)}: {advice}"
+    for i, (one, other) in enumerate(zip(planned.operations, fresh.operations, strict=True)):
+        if one.signature != other.signature:
+            return (
+                f'operation {i} is "{one.signature}" in the plan and "{other.signature}" in the captured step: {advice}'
+            )
+    return f"the plan's graph and the captured step differ in their edges, sizes or results: {advice}"
+
+
+def generate(capture: Capture, schedule: Schedule) -> Program:
+    """Return the code that runs a captured step as a schedule says.
+
+    Parameters
+    ----------
+    capture : Capture
+    schedule : Schedule
+        Of `capture.graph`, judged valid.
+    """
+    return _Generator(capture, schedule).run()
+
+
+class _Generator:
+    def __init__(self, capture: Capture, schedule: Schedule) -> None:
+        self.capture = capture
+        self.graph = capture.graph
+        self.index = self.graph.index
+        self.schedule = schedule
+        self.resident = set(self.graph.resident)
+        self.constants: dict[str, object] = {}
+        self.constant_names: dict[object, str] = {}
+        self.variables = {tensor.name: f"t{i}" for i, tensor in enumerate(self.graph.tensors)}
+        self.storage = {tensor.name: tensor.storage for tensor in self.graph.tensors}
+        self.verbs = [
+            (self.index.operation_ids[verb.operation], "") if isinstance(verb, Compute) else (-1, verb.tensor)
+            for verb in schedule
+        ]
+        self.runs = [0] * len(self.graph.operations)
+        for i, _ in self.verbs:
+            if i >= 0:
+                self.runs[i] += 1
+        self.elided: dict[str, str] = {}
+        """Snapshots that stand for the resident tensor itself: nobody reads them after the update."""
+        self.done = [0] * len(self.graph.operations)
+        self.live: dict[str, None] = {}
+        """Variables that hold a tensor now; tokens and elided tensors never do."""
+        self.made: set[str] = set()
+        """Tensors made so far in the part that is being written."""
+        self.reads: dict[str, None] = {}
+        """Tensors that this part needs from before."""
+
+    def run(self) -> Program:
+        self._find_elided_snapshots()
+        boundary = next(
+            position
+            for position, (i, _) in enumerate(self.verbs)
+            if i >= 0 and self.graph.operations[i].phase == "backward"
+        )
+        forward_lines, forward_reads = self._emit(self.verbs[:boundary])
+        live = list(self.live)
+        backward_lines, backward_reads = self._emit(self.verbs[boundary:])
+        saved = tuple([tensor for tensor in (*live, *self.graph.resident) if tensor in backward_reads])
+        outputs = self.capture.lowered.output_tensors
+        returned = tuple(name if name in self.resident else f"{name}:returned" for name in outputs)
+        forward = self._forward(forward_lines, tuple(forward_reads), saved, returned)
+        segment = self._segment(backward_lines, saved)
+        tangents = next(x for x in self.capture.instructions if isinstance(x, Tangents))
+        return Program(forward, (segment,), outputs, tangents)
+
+    def _find_elided_snapshots(self) -> None:
+        results = set(self.graph.results)
+        for i, instruction in enumerate(self.capture.instructions):
+            if not isinstance(instruction, Snapshot):
+                continue
+            storage = self.storage[instruction.tensor]
+            views = {name for name, own in self.storage.items() if own == storage}
+            updates = {
+                j
+                for j, other in enumerate(self.capture.instructions)
+                if isinstance(other, Update) and other.target == instruction.source
+            }
+            written = min(position for position, (j, _) in enumerate(self.verbs) if j in updates)
+            last_read = max(
+                position
+                for position, (j, _) in enumerate(self.verbs)
+                if j >= 0 and (j == i or views.intersection(self.graph.operations[j].inputs))
+            )
+            if last_read < written and not views & results:
+                self.elided[instruction.tensor] = instruction.source
+
+    def _emit(self, verbs: Sequence[tuple[int, str]]) -> tuple[list[str], dict[str, None]]:
+        """Return the lines for these verbs, and the tensors that they need from before."""
+        lines: list[str] = []
+        self.reads.clear()
+        self.made.clear()
+        freed: list[str] = []
+        for i, tensor in verbs:
+            if i < 0:
+                if tensor in self.live:
+                    del self.live[tensor]
+                    freed.append(self.variables[tensor])
+                continue
+            if freed:
+                lines.append(" = ".join([*freed, "None"]))
+                freed = []
+            lines += self._emit_operation(i)
+            self.done[i] += 1
+        if freed:
+            lines.append(" = ".join([*freed, "None"]))
+        return lines, dict(self.reads)
+
+    def _emit_operation(self, i: int) -> list[str]:
+        instruction = self.capture.instructions[i]
+        if isinstance(instruction, Call):
+            return self._emit_call(i, instruction)
+        if isinstance(instruction, SaveState):
+            if not self._is_replayed(instruction):
+                return []
+            # A view, so that dispatch modes see the state's memory.
+            source = self._constant(default_generator(instruction.device))
+            alias = self._constant(aten.alias.default)
+            return [f"{self._make(instruction.tensor)} = {alias}({source}.get_state())"]
+        if isinstance(instruction, Snapshot):
+            if instruction.tensor in self.elided:
+                return []
+            clone = self._constant(aten.clone.default)
+            value = self._read(instruction.source)
+            return [f"{self._make(instruction.tensor)} = {clone}({value})"]
+        if isinstance(instruction, Update):
+            copy = self._constant(aten.copy_.default)
+            return [f"{copy}({self._read(instruction.target)}, {self._read(instruction.value)})"]
+        if isinstance(instruction, Return):
+            return [f"{self._make(f'{value}:returned')} = {self._read(value)}" for value in instruction.values]
+        return self._emit_tangents(instruction)
+
+    def _emit_call(self, i: int, call: Call) -> list[str]:
+        target, args, outputs = call.target, call.args, list(call.outputs)
+        lines: list[str] = []
+        if call.batch_norm is not None and self.done[i]:
+            norm = call.batch_norm
+            target = norm.replay
+            # The statistics themselves must not be read again: they have changed.
+            text = [
+                self._literal(argument) if position not in norm.statistics else self._scratch(call.node.args[position])
+                for position, argument in enumerate(args)
+                if norm.replay_takes_statistics or position not in norm.statistics
+            ]
+            arguments = ", ".join(text)
+        else:
+            arguments = self._arguments(args, call.kwargs)
+        expression = f"{self._constant(target)}({arguments})"
+        if not call.has_several:
+            lines += [f"{self._make(name)} = {expression}" for name in outputs if name is not None] or [expression]
+        else:
+            fresh = [(k, name) for k, name in enumerate(outputs) if name is not None and name not in self.live]
+            lines.append(f"several = {expression}")
+            lines += [f"{self._make(name)} = several[{k}]" for k, name in fresh]
+            lines.append("several = None")
+        if call.state is not None and self.done[i]:
+            source = self._constant(default_generator(call.device or torch.device("cpu")))
+            state = self._read(call.state)
+            lines = [
+                f"before = {source}.get_state()",
+                f"{source}.set_state({state})",
+                *lines,
+                f"{source}.set_state(before)",
+                "before = None",
+            ]
+        return lines
+
+    def _scratch(self, statistic: object) -> str:
+        value = statistic.meta["val"]  # type: ignore[attr-defined]
+        make = functools.partial(torch.empty, tuple(value.shape), dtype=value.dtype, device=value.device)
+        return f"{self._constant(make)}()"
+
+    def _emit_tangents(self, tangents: Tangents) -> list[str]:
+        lines = []
+        dense = self._constant(with_strides)
+        for position, (name, strides) in enumerate(zip(tangents.tensors, tangents.strides, strict=True)):
+            lines.append(f"{self._make(name)} = {dense}(incoming, {position}, {strides})")
+        return lines
+
+    def _is_replayed(self, state: SaveState) -> bool:
+        return any(
+            isinstance(x, Call) and x.state == state.tensor and self.runs[j] > 1
+            for j in self.index.readers[self.index.tensor_ids[state.tensor]]
+            for x in [self.capture.instructions[j]]
+        )
+
+    def _make(self, tensor: str) -> str:
+        self.live[tensor] = None
+        self.made.add(tensor)
+        return self.variables[tensor]
+
+    def _read(self, tensor: str) -> str:
+        tensor = self.elided.get(tensor, tensor)
+        if tensor not in self.made:
+            self.reads[tensor] = None
+        return self.variables[tensor]
+
+    def _arguments(self, args: Sequence[object], kwargs: dict[str, object]) -> str:
+        parts = [self._literal(argument) for argument in args]
+        parts += [
+            f"**{{{key!r}: {self._literal(value)}}}" if keyword.iskeyword(key) else f"{key}={self._literal(value)}"
+            for key, value in kwargs.items()
+        ]
+        return ", ".join(parts)
+
+    def _literal(self, value: object) -> str:
+        if isinstance(value, Ref):
+            return self._read(value.tensor)
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(self._literal(entry) for entry in value) + "]"
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        if isinstance(value, float) and value - value == 0.0:
+            return repr(value)
+        return self._constant(value)
+
+    def _constant(self, value: object) -> str:
+        key = (type(value), value)
+        if key not in self.constant_names:
+            name = f"c{len(self.constants)}"
+            self.constants[name] = value._op if isinstance(value, torch._ops.OpOverload) else value
+            self.constant_names[key] = name
+        return self.constant_names[key]
+
+    def _forward(
+        self, lines: list[str], resident: tuple[str, ...], saved: tuple[str, ...], outputs: tuple[str, ...]
+    ) -> Forward:
+        needed = tuple(dict.fromkeys(name for name in (*resident, *saved, *outputs) if name in self.resident))
+        source = self._function("forward", needed, [], lines, [self._several_outputs(outputs), self._names(saved)])
+        return Forward(self._compile(source, "forward"), needed, saved, source)
+
+    def _several_outputs(self, outputs: tuple[str, ...]) -> list[str]:
+        """Return the outputs, with a view instead of a tensor that is returned twice."""
+        names, seen = [], set()
+        for name in outputs:
+            variable = self.variables[name]
+            names.append(f"{self._constant(aten.alias.default)}({variable})" if name in seen else variable)
+            seen.add(name)
+        return names
+
+    def _segment(self, lines: list[str], saved: tuple[str, ...]) -> Segment:
+        gradients = self.capture.lowered.gradient_tensors
+        source = self._function("backward", saved, ["incoming"], lines, [self._names(gradients)])
+        run = self._compile(source, "backward")
+        return Segment(run, saved, tuple(range(len(gradients))), source)
+
+    def _names(self, tensors: Sequence[str]) -> list[str]:
+        return [self.variables[tensor] for tensor in tensors]
+
+    def _function(
+        self, name: str, inputs: Sequence[str], more: list[str], lines: list[str], results: list[list[str]]
+    ) -> str:
+        body = []
+        if inputs:
+            body.append(f"[{', '.join(self._names(inputs))}] = inputs")
+        body.append("inputs.clear()")
+        returned = ", ".join(f"[{', '.join(names)}]" for names in results)
+        body += [*lines, f"return {returned},"]
+        header = f"def {name}({', '.join(['inputs', *more])}):"
+        return "\n    ".join([header, *body]) + "\n"
+
+    def _compile(self, source: str, name: str) -> Code:
+        scope: dict[str, object] = dict(self.constants)
+        exec(compile(source, f"<planned {name}>", "exec"), scope)
+        return scope[name]  # type: ignore[return-value]
+
+
+def with_strides(incoming: list[Tensor | None], position: int, strides: tuple[int, ...]) -> Tensor:
+    """Take an incoming gradient out of the list, copied if its strides are not those planned for."""
+    tensor, incoming[position] = incoming[position], None
+    assert tensor is not None
+    if tensor.stride() != strides and tensor.numel() > 1:
+        dense = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+        return dense.copy_(tensor)
+    return tensor

@@ -1,0 +1,200 @@
+"""What has to be known about single ATen operators: randomness, batch norm, signatures."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from scheduler.errors import CaptureError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """The ways to run one functional batch norm that updates running statistics.
+
+    Attributes
+    ----------
+    update : OpOverload
+        Updates the statistics in place; takes the same arguments.
+    replay : OpOverload
+        Gives the same outputs without reading or updating statistics.
+    statistics : tuple of int
+        Positions of the running statistics among the arguments.
+    updated : tuple of int
+        Positions of the new statistics among the outputs of the functional operator.
+    replay_takes_statistics : bool
+        True if `replay` must be given statistics to update: scratch tensors will do.
+    """
+
+    update: torch._ops.OpOverload
+    replay: torch._ops.OpOverload
+    statistics: tuple[int, ...]
+    updated: tuple[int, ...]
+    replay_takes_statistics: bool
+
+
+BATCH_NORMS = {
+    aten._native_batch_norm_legit_functional.default: BatchNorm(
+        update=aten._native_batch_norm_legit.default,
+        replay=aten._native_batch_norm_legit.no_stats,
+        statistics=(3, 4),
+        updated=(3, 4),
+        replay_takes_statistics=False,
+    ),
+    aten._batch_norm_with_update_functional.default: BatchNorm(
+        update=aten._batch_norm_with_update.default,
+        replay=aten._batch_norm_with_update.default,
+        statistics=(3, 4),
+        updated=(4, 5),
+        replay_takes_statistics=True,
+    ),
+}
+
+_BATCH_NORM_BACKWARDS = {
+    # Position of the flag that says whether batch statistics were used.
+    aten.native_batch_norm_backward.default: 7,
+    aten.cudnn_batch_norm_backward.default: None,
+    aten.batch_norm_backward.default: 7,
+}
+
+
+IN_PLACE = {
+    aten.relu.default: aten.relu_.default,
+    aten.relu6.default: aten.relu6_.default,
+    aten.hardtanh.default: aten.hardtanh_.default,
+    aten.clamp.default: aten.clamp_.default,
+    aten.clamp_min.default: aten.clamp_min_.default,
+}
+"""Operators that may overwrite their input: applied twice they give what they give once,
+so that a recomputation may find its input overwritten already."""
+
+
+UPDATES = {aten.add.Tensor: aten.add_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
+"""Operators that change a counter, and how they do so in place."""
+
+
+def may_overwrite_input(node: fx.Node) -> bool:
+    """Return whether a call can write its output over its input, whatever runs again.
+
+    Nobody else may read the input, and no other tensor may lie on its storage.
+    """
+    if node.target not in IN_PLACE or not isinstance(node.args[0], fx.Node):
+        return False
+    source = node.args[0]
+    before, after = source.meta["val"], node.meta["val"]
+    if source.op != "call_function" or len(source.users) != 1 or source in node.args[1:]:
+        return False
+    maker = source.args[0] if is_getitem(source) else source
+    shared = {storage_key(value) for value in _tensors_around(maker) if value is not before}
+    return (
+        storage_key(before) not in shared
+        and before.untyped_storage().nbytes() == after.untyped_storage().nbytes()
+        and (before.shape, before.stride(), before.dtype) == (after.shape, after.stride(), after.dtype)
+    )
+
+
+def _tensors_around(node: object) -> list[Tensor]:
+    """Return the fake tensors that a call reads and makes."""
+    assert isinstance(node, fx.Node)
+    values = [argument.meta["val"] for argument in nodes_in((node.args, node.kwargs))]
+    if node.op == "call_function" and isinstance(node.meta["val"], (tuple, list)):
+        getitems = {user.args[1]: user.meta["val"] for user in node.users if is_getitem(user)}
+        values += [getitems.get(i, value) for i, value in enumerate(node.meta["val"])]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def ignores_running_statistics(node: fx.Node) -> bool:
+    """Return whether a batch-norm backward is given running statistics (3 and 4) that it does not read."""
+    if node.target not in _BATCH_NORM_BACKWARDS:
+        return False
+    flag = _BATCH_NORM_BACKWARDS[node.target]
+    return flag is None or node.args[flag] is True
+
+
+def is_random(node: fx.Node) -> bool:
+    """Return whether a call draws from the global generator of its device."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    given = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    probability = given.get("dropout_p", 0.0 if _has_argument(target, "dropout_p") else None)
+    return probability is None or probability not in (0, 0.0)
+
+
+def _has_argument(target: torch._ops.OpOverload, name: str) -> bool:
+    return any(argument.name == name for argument in target._schema.arguments)
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Return whether a node takes one output of an operator with several."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def output_values(node: fx.Node) -> list[object]:
+    """Return the fake values that a call returns, one per output."""
+    value = node.meta["val"]
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def nodes_in(arguments: object) -> Iterator[fx.Node]:
+    """Yield the nodes in nested arguments."""
+    for leaf in pytree.tree_leaves(arguments):
+        if isinstance(leaf, fx.Node):
+            yield leaf
+
+
+def storage_key(value: Tensor) -> int:
+    """Return the identity of the storage of a fake tensor."""
+    return int(value.untyped_storage()._cdata)
+
+
+def describe_call(node: fx.Node) -> str:
+    """Return the signature of a call: operator, shapes, strides and dtypes, other arguments."""
+
+    def text(value: object) -> str:
+        if isinstance(value, fx.Node):
+            return _describe_value(value.meta["val"])
+        if isinstance(value, (tuple, list)):
+            return "[" + ", ".join(text(entry) for entry in value) + "]"
+        return repr(value)
+
+    parts = [text(argument) for argument in node.args]
+    parts += [f"{key}={text(value)}" for key, value in sorted(node.kwargs.items())]
+    return f"{node.target}({', '.join(parts)})"
+
+
+def _describe_value(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    shape, stride = "x".join(map(str, value.shape)), ",".join(map(str, value.stride()))
+    return f"{str(value.dtype).removeprefix('torch.')}[{shape}|{stride}]"
+
+
+def check_call(node: fx.Node) -> None:
+    """Refuse what cannot be planned.
+
+    Raises
+    ------
+    CaptureError
+        If the node is not a call of an ATen overload (or getitem) with static shapes, or
+        changes an input in place.
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        raise CaptureError(
+            f'the graph calls "{target}", which is not an ATen operator: plan without it, or use granularity="layers"'
+        )
+    if target._schema.is_mutable:
+        raise CaptureError(f'operator "{target}" changes its input in place and was not made functional')
+    for value in output_values(node):
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise CaptureError(
+                f'operator "{target}" returns a size or number that depends on data; shapes must be static'
+            )

@@ -1,0 +1,135 @@
+"""Real training steps with a plan and without: predicted against measured."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Unpack
+
+import torch
+
+from scheduler.api import SolveOptions, make_plan
+from scheduler.plan import Plan
+from scheduler.pytorch.executor import checkpointed
+from scheduler.pytorch.memory import measure, resident_tensors, training_step
+from scheduler.pytorch.models import ModelCase
+from scheduler.pytorch.tracing import trace
+
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What a few steps of training showed.
+
+    Attributes
+    ----------
+    plan : Plan
+    measured_peak_bytes, eager_peak_bytes : int
+        Live storages at the peak of one step, resident tensors included, with the plan and
+        in plain eager PyTorch.
+    measured_flop_overhead, measured_time_overhead : float
+        With the plan over plain eager PyTorch, less 1; times are paired runs.
+    losses, baseline_losses : tuple of float
+        Of each step, with the plan and without.
+    """
+
+    plan: Plan
+    measured_peak_bytes: int
+    eager_peak_bytes: int
+    measured_flop_overhead: float
+    measured_time_overhead: float
+    losses: tuple[float, ...]
+    baseline_losses: tuple[float, ...]
+
+    def to_dict(self, path: str) -> dict[str, object]:
+        """Return the report as plain JSON data; `path` is where the plan was saved."""
+        return {
+            "budget_bytes": self.plan.budget_bytes,
+            "predicted_peak_bytes": self.plan.peak_bytes,
+            "measured_peak_bytes": self.measured_peak_bytes,
+            "baseline_peak_bytes": self.plan.baseline_peak_bytes,
+            "eager_peak_bytes": self.eager_peak_bytes,
+            "predicted_overhead": self.plan.overhead,
+            "measured_flop_overhead": self.measured_flop_overhead,
+            "measured_time_overhead": self.measured_time_overhead,
+            "status": self.plan.status.name,
+            "search_space": self.plan.search_space,
+            "bound": self.plan.bound,
+            "gap": self.plan.gap,
+            "losses": list(self.losses),
+            "baseline_losses": list(self.baseline_losses),
+            "plan": path,
+        }
+
+
+def compare_training(
+    case: ModelCase,
+    budget: int | str,
+    *,
+    steps: int = 5,
+    costs: Literal["measured", "flops"] = "measured",
+    progress: Callable[[str], None] = lambda message: None,
+    **options: Unpack[SolveOptions],
+) -> TrainingReport:
+    """Trace, plan, and train two copies of a model side by side.
+
+    Parameters
+    ----------
+    case : ModelCase
+        Its module is left as it was.
+    budget : int or str
+        As for `solve`.
+    steps : int
+        Training steps of plain SGD, each on its own batch where the case can make more.
+    costs : "measured" or "flops"
+    progress : callable
+        Told what goes on.
+    **options
+        As for `solve`.
+
+    Raises
+    ------
+    CaptureError, BudgetTooSmallError, OutOfTimeError
+        As `trace` and `make_plan` raise them.
+    """
+    plain = copy.deepcopy(case.module)
+    planned = copy.deepcopy(case.module)
+    progress(f"tracing {case.name or type(case.module).__name__}")
+    graph = trace(planned, case.args, case.kwargs, loss=case.loss, costs=costs)
+    progress(f"planning {len(graph.operations)} operations")
+    plan = make_plan(graph, budget, **options)
+    module = checkpointed(planned, plan, case.args, case.kwargs, loss=case.loss)
+    progress(f"training {steps} steps with the plan and without")
+    baseline_losses = _train(plain, case, steps, with_loss=True)
+    losses = _train(module, case, steps, with_loss=False)
+    progress("measuring")
+    resident = resident_tensors(planned, (case.args, dict(case.kwargs)))
+    plain_step = training_step(plain, case.args, case.kwargs, loss=case.loss)
+    eager = measure(plain_step, resident=resident_tensors(plain, (case.args, dict(case.kwargs))), repeats=1)
+    measured = measure(training_step(module, case.args, case.kwargs), resident=resident, repeats=3, baseline=plain_step)
+    return TrainingReport(
+        plan=plan,
+        measured_peak_bytes=measured.live_peak_bytes,
+        eager_peak_bytes=eager.live_peak_bytes,
+        measured_flop_overhead=measured.flops / eager.flops - 1 if eager.flops else 0.0,
+        measured_time_overhead=measured.overhead or 0.0,
+        losses=losses,
+        baseline_losses=baseline_losses,
+    )
+
+
+def _train(module: torch.nn.Module, case: ModelCase, steps: int, *, with_loss: bool) -> tuple[float, ...]:
+    """Train by plain SGD from one random state, and return the losses."""
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE)
+    losses = []
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for number in range(steps):
+            args, kwargs = (case.args, case.kwargs) if case.make_batch is None else case.batch(number)
+            step = training_step(module, args, kwargs, loss=case.loss if with_loss else None)
+            losses.append(float(step()))  # type: ignore[arg-type]
+            optimizer.step()
+    return tuple(losses)

@@ -1,0 +1,41 @@
+"""Every named model, planned for a budget and trained: the memory as predicted, the numbers as plain autograd's."""
+
+from __future__ import annotations
+
+import pytest
+from planning import check_like_autograd
+from test_models import SMALL, TOLERANCE
+
+import scheduler as sc
+from scheduler.errors import BudgetTooSmallError, OutOfTimeError
+from scheduler.pytorch.models import make_model, model_names
+from scheduler.schedule import Schedule
+
+
+def schedule_within(graph: sc.Graph, budget: str) -> Schedule:
+    """Plan for a budget; where no schedule of it is known, for the smallest peak that is."""
+    try:
+        plan = sc.make_plan(graph, budget, time_limit=6.0)
+    except (BudgetTooSmallError, OutOfTimeError):
+        smallest = sc.minimum_budget(graph)
+        assert smallest.floor_bytes <= smallest.peak_bytes
+        assert smallest.peak_bytes > sc.solve(graph, budget, solver="save-all").budget_bytes
+        plan = sc.make_plan(graph, smallest.peak_bytes, time_limit=6.0)
+    assert sc.simulate(graph, plan.schedule).peak_bytes <= plan.budget_bytes
+    return plan.schedule
+
+
+@pytest.mark.parametrize("budget", ["80%", "60%"])
+@pytest.mark.parametrize("name", SMALL)
+def test_a_planned_model_trains_as_under_autograd_in_the_predicted_memory(name: str, budget: str) -> None:
+    if name not in model_names():
+        pytest.skip("transformers is not installed")
+    case = make_model(name, **SMALL[name])
+    check_like_autograd(
+        case.module,
+        lambda graph: schedule_within(graph, budget),
+        case.batch(1),
+        case.batch(2),
+        loss=case.loss,
+        tolerance=TOLERANCE.get(name, 0.0),
+    )
