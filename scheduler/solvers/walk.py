@@ -25,8 +25,7 @@ def cheapest_makers(graph: Graph) -> list[int]:
         sound = [
             i
             for i in task
-            if operations[i].phase == phase
-            and all(index.is_resident[t] or makers[t] >= 0 for t in index.inputs[i])
+            if operations[i].phase == phase and all(index.is_resident[t] or makers[t] >= 0 for t in index.inputs[i])
         ]
         for i in sorted(sound, key=lambda i: (operations[i].time, i), reverse=True):
             for tensor in index.outputs[i]:
@@ -52,9 +51,7 @@ class Walk:
         self.available: set[int] = set()
         self._makers = cheapest_makers(graph)
         self._pinned = {
-            tensor
-            for tensor, maker in enumerate(self._makers)
-            if maker >= 0 and not graph.operations[maker].repeatable
+            tensor for tensor, maker in enumerate(self._makers) if maker >= 0 and not graph.operations[maker].repeatable
         }
 
     def run(self, operation: int) -> None:
