@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import re
 from pathlib import Path
@@ -64,3 +65,12 @@ def test_every_solver_in_the_table_is_registered_and_the_other_way_round() -> No
     cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     named = {name for cell in cells for name in re.findall("`([a-z-]+)`", cell)}
     assert named == set(sc.solver_names())
+
+
+def test_the_table_of_overheads_is_the_recorded_one_and_within_five_per_cent() -> None:
+    with (Path(__file__).parent / "benchmarks" / "overhead.csv").open() as file:
+        head, *rows = csv.reader(file)
+    table = README.read_text()
+    for row in (head, *rows):
+        assert f"| {' | '.join(row)} |" in table
+    assert all(float(row[-1]) <= 1.05 for row in rows)
