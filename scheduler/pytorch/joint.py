@@ -160,6 +160,8 @@ def export_joint(
         If nothing requires a gradient, or the module cannot be captured: says why, and what
         else to use.
     """
+    if not isinstance(module, nn.Module):
+        raise CaptureError(f"only an nn.Module can be captured, not {type(module).__name__}: wrap the function in one")
     signature, tensors = read_arguments(args, kwargs)
     trainable = [tensor for tensor in (*module.parameters(), *tensors) if tensor.requires_grad]
     if not trainable:
@@ -182,7 +184,11 @@ def export_joint(
             except Exception as error:
                 raise CaptureError(_why(module, direct, error)) from error
         rewrite(graph_module)
-        return _describe(graph_module, step, signature, route)
+        joint = _describe(graph_module, step, signature, route)
+    if loss is not None and [output.meta["val"].numel() for output in joint.outputs] != [1]:
+        shapes = [tuple(output.meta["val"].shape) for output in joint.outputs]
+        raise CaptureError(f"loss must return one scalar tensor, and returned tensors of shapes {shapes}: reduce it")
+    return joint
 
 
 class _Core(nn.Module):

@@ -183,13 +183,18 @@ def check_call(node: fx.Node) -> None:
     Raises
     ------
     CaptureError
-        If the node is not a call of an ATen overload (or getitem) with static shapes, or
-        changes an input in place.
+        If the node is not a call of an ATen overload (or getitem) with static shapes,
+        changes an input in place, or is a recurrent kernel.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         raise CaptureError(
             f'the graph calls "{target}", which is not an ATen operator: plan without it, or use granularity="layers"'
+        )
+    if "rnn" in str(target):
+        raise CaptureError(
+            f'"{target}" keeps a record for its backward whose size shows only when it runs under autograd:'
+            ' a recurrent network is planned layer by layer, with granularity="layers"'
         )
     if target._schema.is_mutable:
         raise CaptureError(f'operator "{target}" changes its input in place and was not made functional')

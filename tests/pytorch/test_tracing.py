@@ -187,6 +187,29 @@ def test_a_loss_cut_off_from_the_parameters_is_refused():
         trace(nn.Linear(4, 4), (torch.ones(2, 4),), loss=lambda y: y.detach().sum())
 
 
+def test_a_function_is_refused():
+    with pytest.raises(CaptureError, match="not builtin_function_or_method: wrap the function"):
+        trace(torch.sum, (torch.ones(2, 4),))
+
+
+def test_a_loss_that_is_not_one_number_is_refused():
+    with pytest.raises(CaptureError, match=r"shapes \[\(2, 4\)\]: reduce it"):
+        trace(nn.Linear(4, 4), (torch.ones(2, 4),), loss=torch.tanh)
+
+
+def test_a_recurrent_kernel_is_refused_and_sent_to_layers():
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lstm(x)[0].sum()
+
+    with pytest.raises(CaptureError, match=r'recurrent.*granularity="layers"'):
+        trace(Recurrent(), (torch.ones(3, 2, 4),), costs="flops")
+
+
 def test_a_parameter_changed_in_forward_is_refused():
     class Clipping(nn.Module):
         def __init__(self) -> None:
