@@ -13,7 +13,7 @@ from scheduler.plan import Plan
 from scheduler.problem import Order, Problem, parse_budget
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, Status, judge
-from scheduler.solvers.registry import Deadline, load_solver
+from scheduler.solvers.registry import Deadline, load_solver, stopped_by_interrupt
 from scheduler.solvers.small_end import smallest_peak
 from scheduler.units import format_bytes
 
@@ -68,7 +68,7 @@ def solve(
     solver : str
         One of `solver_names()`.
     time_limit : float
-        Seconds. The best answer found by then is returned with its bound.
+        Seconds. The best answer found by then, or by Ctrl-C, is returned with its bound.
     order : "any" or "given"
         Whether tasks may first run in any order, or in the given one only.
     seed : int
@@ -100,8 +100,9 @@ def solve(
     started = time.monotonic()
     deadline = Deadline(time_limit)
     problem = Problem(graph, parse_budget(budget, graph), order, chain)
-    proposal = propose(problem, deadline=deadline, seed=seed)
-    proposal = _with_bounds(problem, proposal, deadline)
+    with stopped_by_interrupt(deadline):
+        proposal = propose(problem, deadline=deadline, seed=seed)
+        proposal = _with_bounds(problem, proposal, deadline)
     solution = judge(problem, proposal, solver=solver, seconds=time.monotonic() - started)
     if solution.schedule is None:
         solution = replace(solution, messages=(_why_nothing(problem, solution), *solution.messages))

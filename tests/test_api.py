@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 import scheduler as sc
 from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOptionError
 from scheduler.problem import Problem, floor, least_time, parse_budget
+from scheduler.solution import Proposal
+from scheduler.solvers.registry import Deadline
 from tests.training_graphs import conv_net, uniform_chain
 
 
@@ -97,3 +102,27 @@ def test_the_least_time_counts_each_necessary_task_by_its_fastest_alternative() 
     )
     assert least_time(graph) == 4.0
     assert Problem(graph, 10).baseline.time == 6.0
+
+
+def test_ctrl_c_returns_the_best_answer_and_a_second_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def patient(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        os.kill(os.getpid(), signal.SIGINT)
+        while not deadline.passed:
+            time.sleep(0.01)
+        return Proposal(problem.save_everything, "given order", bound_any=problem.least_time)
+
+    def hasty(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+        raise AssertionError
+
+    graph = uniform_chain(3)
+    monkeypatch.setattr("scheduler.api.load_solver", lambda name: patient)
+    started = time.monotonic()
+    assert sc.solve(graph, "100%", time_limit=60).status is sc.Status.OPTIMAL
+    assert time.monotonic() - started < 5
+    monkeypatch.setattr("scheduler.api.load_solver", lambda name: hasty)
+    with pytest.raises(KeyboardInterrupt):
+        sc.solve(graph, "100%", time_limit=60)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pulp
 
@@ -83,8 +84,12 @@ class Programme:
         return MilpResult(not broken, broken, math.inf if broken else 0.0, math.inf if broken else 0.0)
 
     def _minimize_highs(self, deadline: Deadline, relative_gap: float) -> MilpResult:
-        from highspy import HighsModelStatus
+        from highspy import HighsModelStatus, cb
 
+        def stop_early(kind: object, message: str, seen: object, answer: Any, data: object) -> None:
+            answer.user_interrupt = deadline.stopped.is_set()
+
+        kinds = cb.HighsCallbackType
         # Restarts pay off on large programmes only; on the cuts' they cost a third of the time.
         solver = pulp.HiGHS(
             msg=False,
@@ -93,6 +98,8 @@ class Programme:
             gapAbs=0.0,
             threads=1,
             mip_allow_restart=False,
+            callbackTuple=(stop_early, None),
+            callbacksToActivate=[kinds.kCallbackMipInterrupt, kinds.kCallbackSimplexInterrupt],
         )
         self.problem.solve(solver)
         model = self.problem.solverModel

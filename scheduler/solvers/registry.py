@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -29,21 +33,24 @@ class Propose(Protocol):
 
 
 class Deadline:
-    """A moment in time that a search must respect.
+    """A moment in time that a search must respect, and a word that ends it sooner.
 
     Parameters
     ----------
     seconds : float
         From now.
+    stopped : threading.Event, optional
+        Set by whoever wants the best answer at once; shared by what `within` returns.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, stopped: threading.Event | None = None) -> None:
         self.end = time.monotonic() + seconds
+        self.stopped = stopped or threading.Event()
 
     @property
     def remaining(self) -> float:
         """Seconds left; 0 once it has passed."""
-        return max(0.0, self.end - time.monotonic())
+        return 0.0 if self.stopped.is_set() else max(0.0, self.end - time.monotonic())
 
     @property
     def passed(self) -> bool:
@@ -52,7 +59,32 @@ class Deadline:
 
     def within(self, seconds: float) -> Deadline:
         """Return a deadline that many seconds from now, or this one if it is earlier."""
-        return Deadline(min(seconds, self.remaining))
+        return Deadline(min(seconds, self.remaining), self.stopped)
+
+
+@contextmanager
+def stopped_by_interrupt(deadline: Deadline) -> Iterator[None]:
+    """Let the first Ctrl-C end a search with its best answer; a second one raises KeyboardInterrupt.
+
+    Only the main thread hears Ctrl-C; elsewhere, and where the program handles it in its
+    own way, nothing changes.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        deadline.stopped.set()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def solver_names() -> tuple[str, ...]:

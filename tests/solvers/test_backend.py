@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 
+import numpy as np
 import pulp
 import pytest
 
@@ -77,3 +80,20 @@ def test_rows_that_must_reach_something_break_without_variables() -> None:
     programme = Programme("reach")
     programme.at_least("row", [], 1)
     assert programme.minimize(Deadline(1)).infeasible
+
+
+def test_a_search_that_is_stopped_returns_what_is_proven_so_far() -> None:
+    # A market split (Cornuejols and Dawande 1998): small, and out of reach of branch and bound.
+    random = np.random.default_rng(1)
+    programme = Programme("market_split")
+    chosen = [programme.binary("market", 1.0) for _ in range(50)]
+    for row in random.integers(0, 100, size=(6, 50)).tolist():
+        for bound in (programme.at_least, programme.at_most):
+            bound("split", zip(chosen, map(float, row), strict=True), sum(row) // 2)
+    deadline = Deadline(60)
+    threading.Timer(0.5, deadline.stopped.set).start()
+    started = time.monotonic()
+    result = programme.minimize(deadline)
+    assert time.monotonic() - started < 20
+    assert not result.infeasible
+    assert 0 <= result.bound <= 50
