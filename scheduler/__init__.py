@@ -4,6 +4,7 @@ from scheduler.api import make_plan, minimum_budget, solve
 from scheduler.errors import SchedulerError
 from scheduler.formats import read_graph, write_graph
 from scheduler.graph import Graph, Operation, Tensor
+from scheduler.pareto import Frontier, frontier
 from scheduler.plan import Plan
 from scheduler.schedule import Compute, Free, Schedule
 from scheduler.simulator import Simulation, simulate
@@ -13,6 +14,7 @@ from scheduler.solvers.registry import solver_names
 __all__ = [
     "Compute",
     "Free",
+    "Frontier",
     "Graph",
     "Operation",
     "Plan",
@@ -22,6 +24,7 @@ __all__ = [
     "Solution",
     "Status",
     "Tensor",
+    "frontier",
     "make_plan",
     "minimum_budget",
     "read_graph",

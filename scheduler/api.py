@@ -94,15 +94,14 @@ def solve(
     >>> solution.status.name, solution.time, solution.peak_bytes
     ('OPTIMAL', 2.0, 12)
     """
-    _check_options(time_limit, seed)
+    check_options(time_limit, seed)
     graph, chain = lower(graph_or_chain)
-    propose = load_solver(solver)
+    load_solver(solver)
     started = time.monotonic()
     deadline = Deadline(time_limit)
     problem = Problem(graph, parse_budget(budget, graph), order, chain)
     with stopped_by_interrupt(deadline):
-        proposal = propose(problem, deadline=deadline, seed=seed)
-        proposal = _with_bounds(problem, proposal, deadline)
+        proposal = propose_with_bounds(problem, solver, deadline, seed)
     solution = judge(problem, proposal, solver=solver, seconds=time.monotonic() - started)
     if solution.schedule is None:
         solution = replace(solution, messages=(_why_nothing(problem, solution), *solution.messages))
@@ -123,7 +122,7 @@ def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -
     SmallestPeak
         The smallest peak found, the proven floor, and the operation that needs most.
     """
-    _check_options(time_limit, 0)
+    check_options(time_limit, 0)
     graph, chain = lower(graph_or_chain)
     problem = Problem(graph, 0, "any", chain)
     peak, _ = smallest_peak(problem, Deadline(time_limit))
@@ -176,15 +175,17 @@ def lower(graph_or_chain: Graph | Chain) -> tuple[Graph, Chain | None]:
     raise InvalidOptionError(f"give a Graph or a Chain, not {type(graph_or_chain).__name__}")
 
 
-def _check_options(time_limit: float, seed: int) -> None:
+def check_options(time_limit: float, seed: int) -> None:
+    """Refuse a time limit or a seed that means nothing."""
     if isinstance(time_limit, (bool, str)) or not time_limit > 0:
         raise InvalidOptionError(f"time_limit is a number of seconds above 0, not {time_limit!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InvalidOptionError(f"seed is a whole number >= 0, not {seed!r}")
 
 
-def _with_bounds(problem: Problem, proposal: Proposal, deadline: Deadline) -> Proposal:
-    """Add the bounds of `cuts` to a proposal that brings none of its own."""
+def propose_with_bounds(problem: Problem, solver: str, deadline: Deadline, seed: int) -> Proposal:
+    """Return a solver's proposal, with the bounds of `cuts` if it brings none of its own."""
+    proposal = load_solver(solver)(problem, deadline=deadline, seed=seed)
     if proposal.bound > 0 or proposal.infeasible or proposal.schedule is None:
         return proposal
     if simulate(problem.graph, proposal.schedule).time <= problem.least_time:

@@ -49,6 +49,8 @@ class Problem:
     order : "any" or "given"
     chain : Chain, optional
         The chain that the graph is lowered from, for the solvers that work on chains.
+    starts : tuple of Schedule
+        Schedules of the graph that a search may start from, whether they fit or not.
 
     Raises
     ------
@@ -62,6 +64,7 @@ class Problem:
     budget_bytes: int
     order: Order = "any"
     chain: Chain | None = None
+    starts: tuple[Schedule, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget_bytes", parse_bytes(self.budget_bytes))
