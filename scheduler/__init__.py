@@ -4,6 +4,7 @@ from scheduler.api import make_plan, minimum_budget, solve
 from scheduler.errors import SchedulerError
 from scheduler.formats import read_graph, write_graph
 from scheduler.graph import Graph, Operation, Tensor
+from scheduler.layers import Chain, Layer
 from scheduler.pareto import Frontier, frontier
 from scheduler.plan import Plan
 from scheduler.schedule import Compute, Free, Schedule
@@ -12,10 +13,12 @@ from scheduler.solution import Solution, Status
 from scheduler.solvers.registry import solver_names
 
 __all__ = [
+    "Chain",
     "Compute",
     "Free",
     "Frontier",
     "Graph",
+    "Layer",
     "Operation",
     "Plan",
     "Schedule",

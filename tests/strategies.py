@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from scheduler.graph import Graph, Operation, Tensor
+from scheduler.layers import Chain, Layer, Mode
 from scheduler.schedule import Compute, Free, Schedule
 
 SIZES = st.integers(0, 4)
@@ -121,6 +124,41 @@ def joint_graphs(draw: st.DrawFn, max_layers: int = 3) -> Graph:
     # Of the two backwards of a layer, the one without a saved tensor is the default.
     backward.sort(key=lambda op: (-layers if op.name == "bl" else -int(op.name[1]), op.name))
     return Graph(forward + backward, tensors, resident=resident, results=results)
+
+
+@st.composite
+def chains(draw: st.DrawFn, min_layers: int = 1, max_layers: int = 3, max_modes: int = 1) -> Chain:
+    """Draw a chain; half of the chains of several layers repeat a few."""
+    length = draw(st.integers(min_layers, max_layers))
+    distinct = draw(st.integers(1, length)) if draw(st.booleans()) else length
+    layers = [draw(_layers(max_modes)) for _ in range(distinct)]
+    return Chain(
+        [replace(layers[i % distinct], name=f"l{i}") for i in range(length)],
+        draw(SIZES),
+        input_needs_gradient=draw(st.booleans()),
+    )
+
+
+@st.composite
+def _layers(draw: st.DrawFn, max_modes: int) -> Layer:
+    mode = st.builds(Mode, TIMES, TIMES, SIZES, forward_workspace_bytes=WORKSPACES, backward_workspace_bytes=WORKSPACES)
+    return Layer(
+        "l",
+        draw(TIMES),
+        draw(TIMES),
+        draw(SIZES),
+        draw(SIZES),
+        gradient_bytes=draw(st.one_of(st.none(), SIZES)),
+        parameter_bytes=draw(st.integers(0, 1)),
+        parameter_gradient_bytes=draw(st.sampled_from([0, 0, 1, 2])),
+        keeps_input=draw(st.booleans()),
+        keeps_output=draw(st.booleans()),
+        forward_without_saving_time=draw(st.one_of(st.none(), TIMES)),
+        forward_without_saving_workspace_bytes=draw(WORKSPACES),
+        forward_with_saving_workspace_bytes=draw(WORKSPACES),
+        backward_workspace_bytes=draw(WORKSPACES),
+        modes=draw(st.lists(mode, max_size=max_modes)),
+    )
 
 
 @st.composite
