@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError
 from scheduler.graph import Graph
+from scheduler.layers import Chain
 from scheduler.plan import Plan
 from scheduler.problem import Order, Problem, parse_budget
 from scheduler.simulator import simulate
@@ -16,9 +17,6 @@ from scheduler.solution import Proposal, Solution, Status, judge
 from scheduler.solvers.registry import Deadline, load_solver, stopped_by_interrupt
 from scheduler.solvers.small_end import smallest_peak
 from scheduler.units import format_bytes
-
-if TYPE_CHECKING:
-    from scheduler.layers import Chain
 
 
 class SolveOptions(TypedDict, total=False):
@@ -170,7 +168,7 @@ def lower(graph_or_chain: Graph | Chain) -> tuple[Graph, Chain | None]:
     """Return the graph, and the chain that it is lowered from, if it is."""
     if isinstance(graph_or_chain, Graph):
         return graph_or_chain, None
-    if hasattr(graph_or_chain, "graph") and isinstance(graph_or_chain.graph, Graph):
+    if isinstance(graph_or_chain, Chain):
         return graph_or_chain.graph, graph_or_chain
     raise InvalidOptionError(f"give a Graph or a Chain, not {type(graph_or_chain).__name__}")
 
@@ -186,7 +184,7 @@ def check_options(time_limit: float, seed: int) -> None:
 def propose_with_bounds(problem: Problem, solver: str, deadline: Deadline, seed: int) -> Proposal:
     """Return a solver's proposal, with the bounds of `cuts` if it brings none of its own."""
     proposal = load_solver(solver)(problem, deadline=deadline, seed=seed)
-    if proposal.bound > 0 or proposal.infeasible or proposal.schedule is None:
+    if max(proposal.bound, proposal.bound_any) > 0 or proposal.infeasible or proposal.schedule is None:
         return proposal
     if simulate(problem.graph, proposal.schedule).time <= problem.least_time:
         return replace(proposal, bound=problem.least_time, bound_any=problem.least_time)

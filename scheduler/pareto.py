@@ -7,20 +7,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from scheduler.api import check_options, lower, propose_with_bounds
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph
+from scheduler.layers import Chain
 from scheduler.problem import Order, Problem, parse_budget
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, judge
 from scheduler.solvers.registry import Deadline, load_solver, stopped_by_interrupt
 from scheduler.solvers.small_end import smallest_peak
-
-if TYPE_CHECKING:
-    from scheduler.layers import Chain
 
 _BUDGETS = 10
 _SHARE_OF_SMALL_END = 0.1

@@ -6,16 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from scheduler.errors import InvalidBudgetError, InvalidOptionError
 from scheduler.graph import Graph
+from scheduler.layers import Chain
 from scheduler.schedule import Compute, Schedule, schedule_from_runs
 from scheduler.simulator import Simulation, simulate
 from scheduler.units import parse_bytes, split_quantity
-
-if TYPE_CHECKING:
-    from scheduler.layers import Chain
 
 Order = Literal["any", "given"]
 """Whether tasks may first run in any order, or in the given one only."""
@@ -150,6 +148,7 @@ def necessary_tasks(graph: Graph) -> tuple[int, ...]:
         if result and index.producers[t]
     ]
     found: set[int] = set()
+    is_backward = False
     while stack:
         task = stack.pop()
         if task in found:
@@ -157,7 +156,8 @@ def necessary_tasks(graph: Graph) -> tuple[int, ...]:
         found.add(task)
         common = set.intersection(*(set(index.inputs[i]) for i in index.tasks[task]))
         stack += [index.task_of[index.producers[t][0]] for t in common if index.producers[t]]
-        if all(graph.operations[i].phase == "backward" for i in index.tasks[task]):
+        if not is_backward and all(graph.operations[i].phase == "backward" for i in index.tasks[task]):
+            is_backward = True
             stack += index.forward_tasks
     return tuple(sorted(found))
 

@@ -87,7 +87,7 @@ class Programme:
         from highspy import HighsModelStatus, cb
 
         def stop_early(kind: object, message: str, seen: object, answer: Any, data: object) -> None:
-            answer.user_interrupt = deadline.stopped.is_set()
+            answer.user_interrupt = deadline.stopped
 
         kinds = cb.HighsCallbackType
         # Restarts pay off on large programmes only; on the cuts' they cost a third of the time.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from scheduler.graph import Graph
 from scheduler.problem import Problem, runs_of, working_set_bytes
@@ -40,43 +41,17 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """
     search = _Search(problem, deadline)
     search.run()
-    bound_any = any_order_bound(problem, search.cuts, search.bound, deadline)
-    infeasible = bound_any == math.inf or (problem.order == "given" and search.bound == math.inf)
+    infeasible = search.bound_any == math.inf or (problem.order == "given" and search.bound == math.inf)
     if search.bound == math.inf and not infeasible:
         search.messages.append("proven: no schedule fits in the given order; another order may")
     return Proposal(
         search.best,
         "given order",
         bound=search.bound,
-        bound_any=bound_any,
+        bound_any=search.bound_any,
         infeasible=infeasible,
         messages=tuple(search.messages),
     )
-
-
-def any_order_bound(problem: Problem, cuts: Sequence[int], bound_given: float, deadline: Deadline) -> float:
-    """Return a lower bound on the time of every schedule of any order; inf if none fits.
-
-    Parameters
-    ----------
-    problem : Problem
-    cuts : sequence of int
-        Tasks, the most useful first; those that follow one another in every order are kept.
-    bound_given : float
-        What the same cuts prove in the given order: returned where both orders agree.
-    deadline : Deadline
-    """
-    if not cuts:
-        return bound_given
-    graph = problem.graph
-    given, free = Precedence(graph, "given"), Precedence(graph, "any")
-    chain = free.chain(cuts)
-    everything = (1 << len(graph.index.tasks)) - 1
-    if len(chain) == len(cuts) and all(
-        free.before(cut) == given.before(cut) and free.after(cut) == given.after(cut) & everything for cut in chain
-    ):
-        return bound_given
-    return CutRelaxation(graph, free, chain, [problem.budget_bytes] * len(chain)).solve(deadline).bound
 
 
 @dataclass
@@ -88,9 +63,20 @@ class _Search:
     best: Schedule | None = None
     best_time: float = math.inf
     bound: float = 0.0
+    bound_any: float = 0.0
     cuts: list[int] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
-    trials: list[tuple[float, int]] | None = None
+    gains: dict[int, float] = field(default_factory=dict)
+
+    @cached_property
+    def given(self) -> Precedence:
+        """Of the given order."""
+        return Precedence(self.problem.graph, "given")
+
+    @cached_property
+    def free(self) -> Precedence:
+        """Of any order."""
+        return Precedence(self.problem.graph, "any")
 
     def run(self) -> None:
         """Search until the gap is closed, nothing is left to try, or time is up."""
@@ -98,22 +84,24 @@ class _Search:
         if problem.baseline.peak_bytes <= problem.budget_bytes:
             self.best, self.best_time = problem.save_everything, problem.baseline.time
             if relative_gap(self.best_time, problem.least_time) <= CLOSED:
-                self.bound = problem.least_time
+                self.bound = self.bound_any = problem.least_time
                 return
         if problem.floor.bytes > problem.budget_bytes:
-            self.bound = math.inf
+            self.bound = self.bound_any = math.inf
             return
-        precedence = Precedence(problem.graph, "given")
         schedule, judged = problem.save_everything, problem.baseline
         while len(self.cuts) < MOST_CUTS and not self.deadline.passed:
             cut = self._next_cut(schedule, judged)
             if cut is None:
                 break
             self.cuts.append(cut)
-            chain = precedence.chain(self.cuts)
-            budgets = [problem.budget_bytes] * len(chain)
-            answer = CutRelaxation(problem.graph, precedence, chain, budgets).solve(self._slice())
+            if problem.order == "any":
+                self._bound_any_order()
+            chain = self.given.chain(self.cuts)
+            answer = self._programme(self.given, chain).solve(self._slice())
             self.bound = max(self.bound, answer.bound)
+            if self._orders_agree(chain):
+                self.bound_any = max(self.bound_any, answer.bound)
             if answer.infeasible or answer.live is None:
                 break
             schedule, judged = self._decode(chain, answer.live)
@@ -122,7 +110,28 @@ class _Search:
             self._repair(chain, answer.live)
             if self._closed() or not answer.exact:
                 break
+        if problem.order == "given" and self.cuts:
+            self._bound_any_order()
         self.messages.append(f"cuts: {len(self.cuts)}")
+
+    def _bound_any_order(self) -> None:
+        """Raise the bound over all orders by the cuts that follow one another in every order."""
+        if not self._orders_agree(self.given.chain(self.cuts)):
+            answer = self._programme(self.free, self.free.chain(self.cuts)).solve(self._slice())
+            self.bound_any = max(self.bound_any, answer.bound)
+            self.bound = max(self.bound, self.bound_any)
+
+    def _orders_agree(self, chain: list[int]) -> bool:
+        """Return whether the programme over these cuts is the same in any order."""
+        everything = (1 << len(self.problem.graph.index.tasks)) - 1
+        return self.free.chain(self.cuts) == chain and all(
+            self.free.before(cut) == self.given.before(cut)
+            and self.free.after(cut) & everything == self.given.after(cut) & everything
+            for cut in chain
+        )
+
+    def _programme(self, precedence: Precedence, chain: list[int]) -> CutRelaxation:
+        return CutRelaxation(self.problem.graph, precedence, chain, [self.problem.budget_bytes] * len(chain))
 
     def _slice(self) -> Deadline:
         return self.deadline.within(max(1.0, SHARE_OF_TIME * self.deadline.remaining))
@@ -151,53 +160,52 @@ class _Search:
         return judged
 
     def _next_cut(self, schedule: Schedule, judged: Simulation) -> int | None:
-        """Return the task to look at next: where the schedule peaks; from the third on, where it pays most."""
-        if len(self.cuts) >= 2:
-            if self.trials is None:
-                self.trials = self._try_pairs()
-            taken = {self._window(cut) for cut in self.cuts}
-            for gain, task in self.trials:
-                window = self._window(task)
-                if gain > 0 and not taken & {window - 1, window, window + 1}:
-                    return task
+        """Return the task to look at next: where the schedule peaks, or elsewhere if a cut stands near."""
         firsts = first_runs(self.problem.graph, schedule)
         peak = int(judged.memory.argmax())
-        around = sorted(firsts, key=lambda task: (firsts[task] < peak, abs(firsts[task] - peak)))
-        behind = sorted(firsts, key=lambda task: (firsts[task] > peak, abs(firsts[task] - peak)))
-        for task in (around[0], behind[0]):
-            if task not in self.cuts:
-                return task
-        return None
+        around = min(firsts, key=lambda task: (firsts[task] < peak, abs(firsts[task] - peak)))
+        behind = min(firsts, key=lambda task: (firsts[task] > peak, abs(firsts[task] - peak)))
+        if len(self.cuts) >= 2 and self._is_near_a_cut(around):
+            self._try_pairs([self._last_over(firsts, judged), *self._champions()])
+            gains = {task: gain for task, gain in self.gains.items() if gain > 0 and not self._is_near_a_cut(task)}
+            if gains:
+                return max(gains, key=lambda task: gains[task])
+        return next((task for task in (around, behind) if task not in self.cuts), None)
 
-    def _try_pairs(self) -> list[tuple[float, int]]:
-        """Return what each of some tasks adds to the bound of the first cut alone, the most first.
+    def _last_over(self, firsts: dict[int, int], judged: Simulation) -> int:
+        """Return the last task of the stretch, from the peak on, whose first runs are over budget."""
+        peak, last = int(judged.memory.argmax()), -1
+        for task in sorted(firsts, key=firsts.__getitem__):
+            if last >= 0 and firsts[task] >= peak and judged.memory[firsts[task]] <= self.problem.budget_bytes:
+                break
+            last = task
+        return last
 
-        The tasks are those with the largest working set in each of some windows of the order.
-        """
-        graph, first = self.problem.graph, self.cuts[0]
-        precedence = Precedence(graph, "given")
+    def _is_near_a_cut(self, task: int) -> bool:
+        return any(abs(task - cut) * _WINDOWS < len(self.problem.graph.index.tasks) for cut in self.cuts)
+
+    def _champions(self) -> list[int]:
+        """Return the task with the largest working set of each window of the order, the largest first."""
+        graph = self.problem.graph
         needs = [working_set_bytes(graph, operations[0]) for operations in graph.index.tasks]
         champions: dict[int, int] = {}
         for task in sorted(range(len(needs)), key=needs.__getitem__, reverse=True):
-            champions.setdefault(self._window(task), task)
-        deadline = self.deadline.within(_SHARE_OF_TRIALS * self.deadline.remaining)
-        alone = self._bound_of(precedence, [first], deadline)
-        gains = [
-            (self._bound_of(precedence, sorted((first, task)), deadline) - alone, task)
-            for task in champions.values()
-            if task != first and not deadline.passed
-        ]
-        return sorted(gains, reverse=True)
+            champions.setdefault(task * _WINDOWS // len(needs), task)
+        return list(champions.values())
 
-    def _bound_of(self, precedence: Precedence, cuts: list[int], deadline: Deadline) -> float:
-        budgets = [self.problem.budget_bytes] * len(cuts)
-        programme = CutRelaxation(self.problem.graph, precedence, cuts, budgets)
-        answer = programme.solve(deadline.within(deadline.remaining / 3))
+    def _try_pairs(self, tasks: Sequence[int]) -> None:
+        """Find what each task adds to the bound of the first cut alone."""
+        first = self.cuts[0]
+        deadline = self.deadline.within(_SHARE_OF_TRIALS * self.deadline.remaining)
+        self.gains.setdefault(first, self._bound_of([first], deadline))
+        for task in tasks:
+            if task not in self.gains and not deadline.passed:
+                self.gains[task] = self._bound_of(sorted((first, task)), deadline) - self.gains[first]
+
+    def _bound_of(self, chain: list[int], deadline: Deadline) -> float:
+        answer = self._programme(self.given, chain).solve(deadline.within(deadline.remaining / 3))
         self.bound = max(self.bound, answer.bound)
         return answer.bound
-
-    def _window(self, task: int) -> int:
-        return task * _WINDOWS // len(self.problem.graph.index.tasks)
 
 
 def decode(graph: Graph, chain: Sequence[int], live: Sequence[frozenset[int]]) -> Schedule:

@@ -39,18 +39,28 @@ class Deadline:
     ----------
     seconds : float
         From now.
-    stopped : threading.Event, optional
-        Set by whoever wants the best answer at once; shared by what `within` returns.
+    whole : Deadline, optional
+        Of the search that this one is a part of: stopped with it.
     """
 
-    def __init__(self, seconds: float, stopped: threading.Event | None = None) -> None:
+    def __init__(self, seconds: float, whole: Deadline | None = None) -> None:
         self.end = time.monotonic() + seconds
-        self.stopped = stopped or threading.Event()
+        self._whole = whole
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Ask the search, from any thread, for its best answer at once."""
+        self._stopped.set()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody asked for the best answer at once."""
+        return self._stopped.is_set() or (self._whole is not None and self._whole.stopped)
 
     @property
     def remaining(self) -> float:
         """Seconds left; 0 once it has passed."""
-        return 0.0 if self.stopped.is_set() else max(0.0, self.end - time.monotonic())
+        return 0.0 if self.stopped else max(0.0, self.end - time.monotonic())
 
     @property
     def passed(self) -> bool:
@@ -58,8 +68,8 @@ class Deadline:
         return self.remaining <= 0
 
     def within(self, seconds: float) -> Deadline:
-        """Return a deadline that many seconds from now, or this one if it is earlier."""
-        return Deadline(min(seconds, self.remaining), self.stopped)
+        """Return a deadline that many seconds from now, or this one's end if it is earlier."""
+        return Deadline(min(seconds, self.remaining), self)
 
 
 @contextmanager
@@ -78,7 +88,7 @@ def stopped_by_interrupt(deadline: Deadline) -> Iterator[None]:
 
     def stop(signum: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        deadline.stopped.set()
+        deadline.stop()
 
     signal.signal(signal.SIGINT, stop)
     try:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import threading
 import time
+import tomllib
+from pathlib import Path
+from random import Random
 
 import numpy as np
 import pulp
 import pytest
 
-from scheduler.solvers.backend import Programme, is_set
+from scheduler.solvers.backend import Programme, _cbc, is_set
 from scheduler.solvers.registry import Deadline
 
 
@@ -91,9 +94,67 @@ def test_a_search_that_is_stopped_returns_what_is_proven_so_far() -> None:
         for bound in (programme.at_least, programme.at_most):
             bound("split", zip(chosen, map(float, row), strict=True), sum(row) // 2)
     deadline = Deadline(60)
-    threading.Timer(0.5, deadline.stopped.set).start()
+    threading.Timer(0.5, deadline.stop).start()
     started = time.monotonic()
     result = programme.minimize(deadline)
     assert time.monotonic() - started < 20
     assert not result.infeasible
     assert 0 <= result.bound <= 50
+
+
+def market_split(seed: int = 0) -> Programme:
+    """Meet five sums of random weights exactly, at least cost of slack: hours for any branch and bound."""
+    random = Random(seed)
+    programme = Programme("market_split")
+    chosen = [programme.binary("shop", 0.0) for _ in range(40)]
+    for _ in range(5):
+        weights = [float(random.randrange(100)) for _ in chosen]
+        short, over = programme.fraction("short", 1000.0), programme.fraction("over", 1000.0)
+        terms = [*zip(chosen, weights, strict=True), (short, 1000.0), (over, -1000.0)]
+        programme.at_least("sum", terms, sum(weights) // 2)
+        programme.at_most("sum", terms, sum(weights) // 2)
+    return programme
+
+
+def hide_highs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+
+
+@pytest.mark.parametrize("backend", ["HiGHS", "CBC"])
+def test_pulp_says_optimal_after_a_time_limit_and_is_not_believed(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "CBC":
+        hide_highs(monkeypatch)
+    programme = market_split()
+    result = programme.minimize(Deadline(0.5))
+    assert pulp.LpStatus[programme.problem.status] == "Optimal"
+    assert result.found
+    assert not result.infeasible
+    assert result.bound < result.objective - 1
+
+
+def test_cbc_says_optimal_within_a_tolerance_and_is_asked_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    loose, _ = knapsack(12)
+    loose.problem.setObjective(pulp.LpAffineExpression(loose.cost))
+    loose.problem.solve(_cbc(msg=False, gapRel=0.5))
+    assert pulp.LpStatus[loose.problem.status] == "Optimal"
+    hide_highs(monkeypatch)
+    tight = knapsack(12)[0].minimize(Deadline(20))
+    assert tight.objective == cheapest_cover(12) <= pulp.value(loose.problem.objective)
+    # The bound is that of the relaxation, so the gap stays open although CBC says "Optimal".
+    assert tight.bound < tight.objective
+
+
+def test_values_a_tolerance_away_from_whole_count_as_whole() -> None:
+    (variable,) = knapsack(1)[1]
+    for value, expected in ((0.9999997, True), (1.0000002, True), (3e-7, False), (-1e-9, False), (None, False)):
+        variable.varValue = value
+        assert is_set(variable) is expected
+
+
+def test_the_version_of_pulp_is_bounded() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    (needed,) = [line for line in pyproject["project"]["dependencies"] if line.startswith("pulp")]
+    assert "<4" in needed
+    assert pulp.__version__.startswith("3.")
