@@ -1,4 +1,4 @@
-"""Graph files: our own JSON, node-link JSON of other tools, and graphs of networkx."""
+"""Graph files: our own JSON, other tools' node-link JSON and text, and graphs of networkx."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scheduler.computation_graph import looks_like_computation_graph, parse_computation_graph
 from scheduler.errors import GraphFormatError, InvalidGraphError, SchedulerError
 from scheduler.graph import GRAPH_FORMAT, Graph, Operation, Phase, Tensor
+from scheduler.layers import CHAIN_FORMAT, Chain
 
 if TYPE_CHECKING:
     import networkx
 
 _TIME_NAMES = ("time", "duration", "cost_cpu", "weight", "cost")
 _SIZE_NAMES = ("size_bytes", "out_cost", "cost_ram", "memory", "size")
+_FORMATS = ("auto", "scheduler", "node-link", "computation-graph")
 _END_NAMES = (("source", "target"), ("0", "1"), ("from", "to"))
 
 
@@ -28,8 +31,8 @@ def read_graph(
     ----------
     path : path
         A file; "-" reads standard input.
-    format : "auto", "scheduler" or "node-link"
-        "auto" looks at the content.
+    format : "auto", "scheduler", "node-link" or "computation-graph"
+        The last is the text form of Kusumoto et al. 2019; "auto" looks at the content.
     time, size_bytes : str, optional
         Node attributes of a node-link file that hold time and bytes; by default those of
         the published graph sets are found.
@@ -37,9 +40,11 @@ def read_graph(
     Returns
     -------
     Graph
-        A node-link file gives one operation with one output for each node: all required,
-        nothing kept at the end, in the order that the file gives under `graph.order`, else
-        networkx's topological order.
+        A chain file gives the graph that the chain is lowered to. A node-link file gives one
+        operation with one output for each node: all required, nothing kept at the end, in
+        the order that the file gives under `graph.order`, else networkx's topological order.
+        A computation graph gives a forward and a backward operation for each function; see
+        `parse_computation_graph`.
 
     Raises
     ------
@@ -48,14 +53,29 @@ def read_graph(
     InvalidGraphError
         If the graph in it contradicts itself.
     """
-    if format not in ("auto", "scheduler", "node-link"):
-        raise GraphFormatError(f'unknown format "{format}"; known are "auto", "scheduler" and "node-link"')
-    data = read_json(path)
-    if not isinstance(data, dict):
-        raise GraphFormatError(f"{path}: a graph file holds a JSON object, not {type(data).__name__}")
-    if format == "auto":
-        format = "scheduler" if data.get("format") == GRAPH_FORMAT else "node-link"
+    read = read_graph_or_chain(path, format=format, time=time, size_bytes=size_bytes)
+    return read.graph if isinstance(read, Chain) else read
+
+
+def read_graph_or_chain(
+    path: str | os.PathLike[str], *, format: str = "auto", time: str | None = None, size_bytes: str | None = None
+) -> Graph | Chain:
+    """Read a graph or a chain from a file; see `read_graph`."""
+    if format not in _FORMATS:
+        raise GraphFormatError(f'unknown format "{format}"; known are {", ".join(_FORMATS)}')
+    text = _read_text(path)
+    if format == "auto" and looks_like_computation_graph(text):
+        format = "computation-graph"
+    data = None if format == "computation-graph" else _parse_json(path, text)
     try:
+        if format == "computation-graph":
+            return parse_computation_graph(text, name="" if str(path) == "-" else Path(path).stem)
+        if not isinstance(data, dict):
+            raise GraphFormatError(f"a graph file holds a JSON object, not {type(data).__name__}")
+        if data.get("format") == CHAIN_FORMAT and format in ("auto", "scheduler"):
+            return Chain.from_dict(data)
+        if format == "auto":
+            format = "scheduler" if data.get("format") == GRAPH_FORMAT else "node-link"
         if format == "scheduler":
             return Graph.from_dict(data)
         return _from_node_link(data, time=time, size_bytes=size_bytes)
@@ -63,8 +83,8 @@ def read_graph(
         raise type(error)(f"{path}: {error}") from error
 
 
-def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Write a graph as JSON; `read_graph` reads it back.
+def write_graph(graph: Graph | Chain, path: str | os.PathLike[str]) -> None:
+    """Write a graph or a chain as JSON; `read_graph` and `read_graph_or_chain` read it back.
 
     Raises
     ------
@@ -107,11 +127,21 @@ def read_json(path: str | os.PathLike[str]) -> object:
     GraphFormatError
         If the file cannot be read, is not UTF-8 or not JSON, or holds NaN or infinity.
     """
+    return _parse_json(path, _read_text(path))
+
+
+def _read_text(path: str | os.PathLike[str]) -> str:
     try:
-        text = Path("/dev/stdin" if str(path) == "-" else path).read_text(encoding="utf-8")
-        data: object = json.loads(text, parse_constant=_refuse_constant)
+        return Path("/dev/stdin" if str(path) == "-" else path).read_text(encoding="utf-8")
     except OSError as error:
         raise GraphFormatError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise GraphFormatError(f"{path} is not valid UTF-8 text: {error}") from error
+
+
+def _parse_json(path: str | os.PathLike[str], text: str) -> object:
+    try:
+        data: object = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise GraphFormatError(f"{path} is not valid JSON: {error}") from error
     return data

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import scheduler as sc
 from scheduler.errors import GraphFormatError, InvalidGraphError
-from scheduler.formats import from_networkx, to_networkx, write_text
+from scheduler.formats import from_networkx, read_graph_or_chain, to_networkx, write_text
 from tests.strategies import graphs
 
 RANDOM_LAYERED = {
@@ -132,7 +132,7 @@ def test_a_missing_file_and_a_binary_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GraphFormatError, match="No such file"):
         sc.read_graph(tmp_path / "none.json")
     (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(GraphFormatError, match="not valid JSON"):
+    with pytest.raises(GraphFormatError, match="not valid UTF-8"):
         sc.read_graph(tmp_path / "b")
 
 
@@ -153,3 +153,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path
 def test_writing_into_a_folder_that_is_not_there_fails_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_text(tmp_path / "none" / "out.json", "text")
+
+
+def test_a_chain_file_reads_back_as_a_chain_or_as_its_graph(tmp_path: Path) -> None:
+    chain = sc.Chain([sc.Layer("a", 1.0, 2.0, 8, 4), sc.Layer("b", 1.0, 2.0, 8, 4)], input_bytes=8)
+    sc.write_graph(chain, tmp_path / "chain.json")
+    assert read_graph_or_chain(tmp_path / "chain.json") == chain
+    assert sc.read_graph(tmp_path / "chain.json") == chain.graph
