@@ -20,6 +20,7 @@ MODULES: dict[str, str] = {
     "segments": "scheduler.solvers.segments",
     "greedy": "scheduler.solvers.greedy",
     "cuts": "scheduler.solvers.cuts",
+    "chain": "scheduler.solvers.chain",
     "auto": "scheduler.solvers.auto",
 }
 """A new solver is one file with a `propose` function, and one line here."""
