@@ -11,6 +11,7 @@ from scheduler.schedule import Compute, Free, Schedule
 from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Solution, Status
 from scheduler.solvers.registry import solver_names
+from scheduler.solvers.revolve import revolve_actions
 
 __all__ = [
     "Chain",
@@ -31,6 +32,7 @@ __all__ = [
     "make_plan",
     "minimum_budget",
     "read_graph",
+    "revolve_actions",
     "simulate",
     "solve",
     "solver_names",
