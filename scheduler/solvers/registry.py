@@ -23,7 +23,11 @@ MODULES: dict[str, str] = {
     "mixed": "scheduler.solvers.mixed",
     "greedy": "scheduler.solvers.greedy",
     "cuts": "scheduler.solvers.cuts",
+    "milp": "scheduler.solvers.milp",
+    "lower-sets": "scheduler.solvers.lower_sets",
     "chain": "scheduler.solvers.chain",
+    "intervals": "scheduler.solvers.intervals",
+    "knapsack": "scheduler.solvers.knapsack",
     "auto": "scheduler.solvers.auto",
 }
 """A new solver is one file with a `propose` function, and one line here."""
