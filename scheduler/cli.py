@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from scheduler.api import make_plan
 from scheduler.errors import (
@@ -21,12 +21,16 @@ from scheduler.errors import (
     PlanMismatchError,
     SchedulerError,
 )
-from scheduler.formats import read_graph, write_graph
+from scheduler.formats import read_graph, read_graph_or_chain, write_graph
+from scheduler.graph import Graph
+from scheduler.layers import Chain
 from scheduler.plan import Plan
 from scheduler.solvers.registry import solver_names
 from scheduler.units import format_bytes
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from scheduler.pytorch.training import TrainingReport
 
 DONE, PROVEN_NO, USAGE, NO_ANSWER = 0, 1, 2, 3
@@ -74,12 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     trace = commands.add_parser("trace", help="capture a model's training step as a graph file")
     trace.set_defaults(run=_trace)
     _add_model(trace)
-    trace.add_argument("-o", "--output", required=True, metavar="GRAPH", help="the graph file to write")
+    trace.add_argument("-o", "--output", required=True, metavar="GRAPH", help="the graph or chain file to write")
 
     plan = commands.add_parser("plan", help="find the fastest schedule of a graph that fits a budget")
     plan.set_defaults(run=_plan)
-    plan.add_argument("graph", metavar="GRAPH", help='a graph file; "-" reads standard input')
-    _add_solving(plan)
+    plan.add_argument("graph", metavar="GRAPH", help='a graph or chain file; "-" reads standard input')
+    _add_solving(plan, 60.0)
     plan.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
 
     show = commands.add_parser("show", help="print what a plan does")
@@ -94,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="trace, plan, and run real training steps: predicted against measured")
     train.set_defaults(run=_train)
     _add_model(train)
-    _add_solving(train)
+    _add_solving(train, 20.0)
     train.add_argument("--steps", type=_positive, default=5, help="training steps (default 5)")
     train.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write (default MODEL.plan.json)")
 
@@ -108,12 +112,15 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--costs", choices=("measured", "flops"), default="measured", help="times of operations (default measured)"
     )
+    command.add_argument(
+        "--layers", action="store_true", help="layer by layer, uncaptured: the model is a sequence of layers"
+    )
 
 
-def _add_solving(command: argparse.ArgumentParser) -> None:
+def _add_solving(command: argparse.ArgumentParser, time_limit: float) -> None:
     command.add_argument("--budget", required=True, help='peak of the whole step: "8GiB", "8GB", bytes, or "60%%"')
     command.add_argument("--solver", default="auto", help=f"one of {', '.join(solver_names())} (default auto)")
-    command.add_argument("--time-limit", type=float, default=60.0, help="seconds (default 60)")
+    command.add_argument("--time-limit", type=float, default=time_limit, help=f"seconds (default {time_limit:g})")
     command.add_argument("--order", choices=("any", "given"), default="any", help="of first runs (default any)")
     command.add_argument("--seed", type=int, default=0)
 
@@ -136,16 +143,25 @@ def _models(options: argparse.Namespace) -> int:
 
 def _trace(options: argparse.Namespace) -> int:
     _needs_torch()
-    from scheduler.pytorch import trace
+    from scheduler.pytorch import profile_layers, trace
     from scheduler.pytorch.models import make_model
 
     case = make_model(options.model)
-    _say(f"tracing {options.model}")
-    graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs=options.costs)
-    graph = replace(graph, name=graph.name or options.model)
-    write_graph(graph, options.output)
+    written: Graph | Chain
+    if options.layers:
+        case = case.layered()
+        _say(f"measuring the layers of {options.model}")
+        chain = profile_layers(cast("nn.Sequential", case.module), case.args, case.kwargs, loss=case.loss)
+        written = chain = replace(chain, name=chain.name or options.model)
+        graph = chain.graph
+    else:
+        _say(f"tracing {options.model}")
+        graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs=options.costs)
+        written = graph = replace(graph, name=graph.name or options.model)
+    write_graph(written, options.output)
     answer = {
         "graph": options.output,
+        "layers": len(chain.layers) if options.layers else None,
         "operations": len(graph.operations),
         "tensors": len(graph.tensors),
         "resident_bytes": graph.resident_bytes,
@@ -158,8 +174,11 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    graph = read_graph(options.graph)
-    _say(f"planning {len(graph.operations)} operations")
+    graph = read_graph_or_chain(options.graph)
+    if isinstance(graph, Chain):
+        _say(f"planning {len(graph.layers)} layers")
+    else:
+        _say(f"planning {len(graph.operations)} operations")
     plan = make_plan(
         graph,
         options.budget,
@@ -220,6 +239,7 @@ def _train(options: argparse.Namespace) -> int:
         options.budget,
         steps=options.steps,
         costs=options.costs,
+        granularity="layers" if options.layers else "operations",
         progress=_say,
         solver=options.solver,
         time_limit=options.time_limit,

@@ -116,3 +116,52 @@ def test_usage_errors_exit_2(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["plan"])
     assert caught.value.code == 2
+
+
+def test_a_chain_file_is_planned_by_its_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chain = sc.Chain([sc.Layer(f"l{i}", 1.0, 2.0, 4, 8) for i in range(6)], input_bytes=4)
+    chain_file, plan_file = str(tmp_path / "chain.json"), str(tmp_path / "plan.json")
+    sc.write_graph(chain, chain_file)
+    assert main(["plan", chain_file, "--budget", "70%", "-o", plan_file, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert (planned["status"], planned["time"]) == ("OPTIMAL", sc.solve(chain, "70%", solver="chain").time)
+    assert sc.Plan.load(plan_file).granularity == "layers"
+    assert main(["verify", plan_file, "--graph", chain_file, "--json"]) == 0
+
+
+def branching_model() -> tuple[object, tuple[object, ...]]:
+    """A sequence that cannot be captured: one layer branches on a value."""
+    import torch
+    from torch import nn
+
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.square().mean() if x.sum() > 0 else x.abs().mean()
+
+    layers = [nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), Branch()]
+    return nn.Sequential(*layers), (torch.ones(200, 8),)
+
+
+def test_a_model_that_cannot_be_captured_trains_by_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    model = f"{__name__}:branching_model"
+    assert main(["trace", model, "-o", "graph.json"]) == 2
+    assert 'granularity="layers"' in capsys.readouterr().err
+    assert main(["trace", model, "--layers", "-o", "chain.json", "--json"]) == 0
+    traced = json.loads(capsys.readouterr().out)
+    assert traced["layers"] == 6
+    assert sc.read_graph("chain.json").digest == traced["digest"]
+    assert main(["train", model, "--layers", "--budget", "90%", "--steps", "2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["measured_peak_bytes"] <= report["predicted_peak_bytes"] <= report["budget_bytes"]
+    assert report["losses"] == report["baseline_losses"]
+
+
+def test_a_model_that_is_no_sequence_has_no_layers_to_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert main(["trace", "unet", "--layers", "-o", "chain.json"]) == 2
+    assert "not a sequence of layers" in capsys.readouterr().err
+    assert not Path("chain.json").exists()

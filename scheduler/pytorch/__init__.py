@@ -2,8 +2,9 @@
 
 >>> from scheduler.pytorch import checkpointed, measure, trace
 
-`trace` captures a model's training step as a graph; `checkpointed` returns a module that
-trains it within a budget; `measure` says what a step really uses.
+`trace` captures a model's training step as a graph, `profile_layers` measures a model layer
+by layer; `checkpointed` returns a module that trains it within a budget; `measure` says what
+a step really uses.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from scheduler.errors import MissingExtraError
 if TYPE_CHECKING:
     from scheduler.pytorch.executor import checkpointed
     from scheduler.pytorch.memory import measure
+    from scheduler.pytorch.profiling import profile_layers
     from scheduler.pytorch.tracing import trace
 
-__all__ = ["checkpointed", "measure", "trace"]
+__all__ = ["checkpointed", "measure", "profile_layers", "trace"]
 
-_HOMES = {"checkpointed": "executor", "measure": "memory", "trace": "tracing"}
+_HOMES = {"checkpointed": "executor", "measure": "memory", "profile_layers": "profiling", "trace": "tracing"}
 
 
 def __getattr__(name: str) -> object:

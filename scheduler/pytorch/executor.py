@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Literal, Protocol, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from scheduler.api import SolveOptions, make_plan
-from scheduler.errors import ExecutionError, InvalidOptionError
+from scheduler.errors import CaptureError, ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
 from scheduler.pytorch.codegen import Program, generate, translate_schedule
 from scheduler.pytorch.costs import Costs
@@ -25,11 +25,11 @@ from scheduler.pytorch.tracing import Capture, capture
 from scheduler.schedule import Schedule
 
 OnMismatch = Literal["error", "plain"]
-Granularity = Literal["auto", "operations"]
+Granularity = Literal["auto", "operations", "layers"]
 
 
 def checkpointed(
-    model: nn.Module,
+    model: nn.Module | Sequence[Callable[..., object]],
     plan_or_budget: Plan | int | str,
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
@@ -48,7 +48,8 @@ def checkpointed(
 
     Parameters
     ----------
-    model : nn.Module
+    model : nn.Module or list of callable
+        A list of layers, each taking what the one before returns, is for granularity "layers".
     plan_or_budget : Plan, int or str
         A plan for this model and these arguments, or a budget in bytes, "8GiB" or "60%".
     args, kwargs
@@ -56,7 +57,10 @@ def checkpointed(
         strides, dtypes and devices follow the plan.
     loss : callable, optional
         Makes the scalar loss of the model's outputs.
-    granularity : "auto" or "operations"
+    granularity : "auto", "operations" or "layers"
+        Layers: those of an `nn.Sequential` or a list run as they are, without being captured
+        (see `profile_layers`; `costs` plays no part). Auto: what the plan says; for a budget
+        operations, or layers for a list and for an `nn.Sequential` that cannot be captured.
     on_mismatch : "error" or "plain"
         What a call does that the plan does not cover: raise, or run the model plainly.
         Without gradients, and in `eval()`, the model runs plainly in any case.
@@ -80,14 +84,32 @@ def checkpointed(
     InvalidOptionError
         If `granularity` or `on_mismatch` is unknown, or options come with a finished plan.
     """
-    if granularity not in ("auto", "operations"):
-        raise InvalidOptionError(f'granularity is "auto" or "operations", not {granularity!r}')
+    if granularity not in get_args(Granularity):
+        raise InvalidOptionError(f'granularity is "auto", "operations" or "layers", not {granularity!r}')
     if on_mismatch not in ("error", "plain"):
         raise InvalidOptionError(f'on_mismatch is "error" or "plain", not {on_mismatch!r}')
     is_budget = isinstance(plan_or_budget, (int, str))
+    if not is_budget and not isinstance(plan_or_budget, Plan):
+        raise InvalidOptionError(f"give a plan or a budget, not {type(plan_or_budget).__name__}")
     if options and not is_budget:
         raise InvalidOptionError(f"options {sorted(options)} are for making a plan, and a finished plan was given")
-    captured = capture(model, args, kwargs, loss, costs=costs if is_budget else "flops")
+
+    def by_layers() -> CheckpointedModule:
+        from scheduler.pytorch.layers import checkpointed_layers  # it builds on this module
+
+        return checkpointed_layers(model, plan_or_budget, args, kwargs, loss=loss, on_mismatch=on_mismatch, **options)
+
+    route, *others = _routes(model, plan_or_budget, granularity)
+    if route == "layers":
+        return by_layers()
+    if not isinstance(model, nn.Module):
+        raise InvalidOptionError(f'granularity "operations" is for an nn.Module, not {type(model).__name__}')
+    try:
+        captured = capture(model, args, kwargs, loss, costs=costs if is_budget else "flops")
+    except CaptureError:
+        if not others:
+            raise
+        return by_layers()
     if isinstance(plan_or_budget, (int, str)):
         plan = make_plan(captured.graph, plan_or_budget, **options)
     else:
@@ -96,6 +118,17 @@ def checkpointed(
     module = build(model, captured, schedule, args, kwargs, loss=loss, on_mismatch=on_mismatch)
     module.plan = plan
     return module
+
+
+def _routes(model: object, plan_or_budget: Plan | int | str, granularity: str) -> tuple[str, ...]:
+    """Return the granularities to try, in that order."""
+    if granularity != "auto":
+        return (granularity,)
+    if isinstance(plan_or_budget, Plan):
+        return (plan_or_budget.granularity,)
+    if not isinstance(model, nn.Module):
+        return ("layers",)
+    return ("operations", "layers") if isinstance(model, nn.Sequential) else ("operations",)
 
 
 def build(
@@ -107,7 +140,7 @@ def build(
     *,
     loss: Callable[..., Tensor] | None = None,
     on_mismatch: OnMismatch = "error",
-) -> CheckpointedModule:
+) -> CapturedModule:
     """Return the module that runs a captured step as a schedule says.
 
     Parameters
@@ -120,9 +153,17 @@ def build(
     args, kwargs, loss, on_mismatch
         As for `checkpointed`.
     """
-    program = generate(captured, schedule)
-    _, tensors = read_arguments(args, kwargs or {})
-    return CheckpointedModule(model, captured, program, tensors, loss, on_mismatch)
+    return CapturedModule(model, captured, generate(captured, schedule), args, kwargs or {}, loss, on_mismatch)
+
+
+class StepRunner(Protocol):
+    """What runs the forward of a planned step."""
+
+    def run(self, inputs: Sequence[Tensor]) -> object:
+        """Run the forward on the distinct tensors of a call."""
+
+    def difference(self) -> str:
+        """Return what differs in the model since the plan was made, "" if nothing does."""
 
 
 class CheckpointedModule(nn.Module):
@@ -137,28 +178,25 @@ class CheckpointedModule(nn.Module):
         The original.
     loss : callable or None
     plan : Plan or None
-    program : Program
-        The generated code.
     """
+
+    _runner: StepRunner
 
     def __init__(
         self,
         module: nn.Module,
-        captured: Capture,
-        program: Program,
-        tensors: Sequence[Tensor],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
         loss: Callable[..., Tensor] | None,
         on_mismatch: OnMismatch,
     ) -> None:
         super().__init__()
         self.module = module
         self.loss = loss
-        self.program = program
         self.plan: Plan | None = None
         self.on_mismatch = on_mismatch
         self.training = module.training
-        self._runner = _Runner(self, captured, program)
-        self._key = _call_key(captured.signature, tensors)
+        self._key = _call_key(*read_arguments(args, kwargs))
         self._modes = _Modes(module)
         self.register_state_dict_post_hook(_drop_prefix)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
@@ -207,6 +245,30 @@ class CheckpointedModule(nn.Module):
         """Yield the buffers under their names in the original module."""
         for name, buffer in super().named_buffers("", recurse, remove_duplicate):
             yield _joined(prefix, name), buffer
+
+
+class CapturedModule(CheckpointedModule):
+    """A module that runs generated code.
+
+    Attributes
+    ----------
+    program : Program
+        The generated code.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        captured: Capture,
+        program: Program,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        loss: Callable[..., Tensor] | None,
+        on_mismatch: OnMismatch,
+    ) -> None:
+        super().__init__(module, args, kwargs, loss, on_mismatch)
+        self.program = program
+        self._runner: _Runner = _Runner(self, captured, program)
 
 
 def _joined(prefix: str, name: str) -> str:
@@ -300,7 +362,7 @@ class _Runner:
             source = joint.sources[node]
             if source.kind != "input":
                 place = self.places[needed[name]] if name in needed else _Place(module, source)
-                self.expected.append((place, _tensor_key(place.find(()))))
+                self.expected.append((place, tensor_key(place.find(()))))
         self.differentiable = [_Place(module, joint.sources[old]) for old, _ in joint.gradients]
         self.outputs = program.outputs
         self.output_places = [
@@ -314,8 +376,8 @@ class _Runner:
         """Return what differs in parameters, buffers and constants, "" if nothing does."""
         for place, key in self.expected:
             tensor = place.find(())
-            if _tensor_key(tensor) != key:
-                return f'{place.source.kind} "{place.source.names[0]}" is {_tensor_key(tensor)}, planned was {key}'
+            if tensor_key(tensor) != key:
+                return f'{place.source.kind} "{place.source.names[0]}" is {tensor_key(tensor)}, planned was {key}'
             if not place.is_shared(tensor):
                 return f"{', '.join(place.source.names)} were one tensor when the plan was made"
         return ""
@@ -396,7 +458,8 @@ class _PlannedStep(torch.autograd.Function):
         return (None, None, *gradients)
 
 
-def _tensor_key(tensor: Tensor) -> tuple[object, ...]:
+def tensor_key(tensor: Tensor) -> tuple[object, ...]:
+    """Return what must stay of a parameter, buffer or constant while its values change."""
     return (tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad)
 
 

@@ -83,7 +83,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
-        self._ignored = {tensor.untyped_storage()._cdata for tensor in ignored}
+        # Held, so that no other storage can come to stand at the address of one of them.
+        self._held = tuple(ignored)
+        self._ignored = {tensor.untyped_storage()._cdata for tensor in self._held}
         self._sizes: dict[int, int] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 

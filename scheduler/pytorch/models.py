@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -57,6 +57,32 @@ class ModelCase:
         if self.make_batch is None:
             raise UnknownModelError(f'the model case "{self.name}" has one batch only: give ModelCase a make_batch')
         return self.make_batch(seed)
+
+    def layered(self) -> ModelCase:
+        """Return the case with its model as an `nn.Sequential` of the same modules.
+
+        What the model takes as several arguments, the sequence takes as one tuple.
+
+        Raises
+        ------
+        UnknownModelError
+            If the model is no `nn.Sequential` and has no method `layers` that returns its
+            layers, the first taking that tuple; or if it takes keyword arguments.
+        """
+        if isinstance(self.module, nn.Sequential):
+            return self
+        layers = getattr(self.module, "layers", None)
+        if not callable(layers) or self.kwargs:
+            raise UnknownModelError(
+                f'"{self.name or type(self.module).__name__}" is not a sequence of layers: plan its operations,'
+                " give an nn.Sequential, or give the module a method layers() that returns a list of modules"
+            )
+        module = nn.Sequential(*cast("Iterable[nn.Module]", layers())).train(self.module.training)
+        return replace(self, module=module, args=(self.args,), make_batch=self.make_batch and self._one_argument)
+
+    def _one_argument(self, seed: int) -> Arguments:
+        args, kwargs = self.batch(seed)
+        return (args,), kwargs
 
 
 def model_names() -> tuple[str, ...]:
@@ -174,6 +200,30 @@ def _case(
     return ModelCase(module.train(), args, kwargs, loss, make_batch, name)
 
 
+class _Beside(nn.Module):
+    """A layer that passes the targets on beside its own output."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, targets = state
+        return self.module(x), targets
+
+
+class _Last(nn.Module):
+    """The last layer of a model: makes the loss."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, state: tuple[Tensor, Tensor]) -> Tensor:
+        x, targets = state
+        return F.cross_entropy(self.module(x).flatten(0, -2), targets.flatten())
+
+
 class ConvNet(nn.Module):
     """Convolutions with batch norm and dropout, then a linear classifier; returns the loss."""
 
@@ -194,6 +244,10 @@ class ConvNet(nn.Module):
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         return F.cross_entropy(self.classifier(self.features(images).flatten(1)), classes)
+
+    def layers(self) -> list[nn.Module]:
+        """Return the layers that the forward calls in turn."""
+        return [*map(_Beside, self.features), _Last(nn.Sequential(nn.Flatten(), self.classifier))]
 
 
 def _convnet(*, seed: int = 0, batch_size: int = 32, width: int = 32, depth: int = 6, size: int = 32) -> ModelCase:
@@ -237,29 +291,43 @@ class _TransformerBlock(nn.Module):
         return x + cast("Tensor", self.mlp(self.mlp_norm(x)))
 
 
+class _Embedding(nn.Module):
+    def __init__(self, vocabulary: int, length: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return cast("Tensor", self.dropout(self.tokens(tokens) + self.positions(positions)))
+
+
 class GPT2(nn.Module):
     """A GPT-2 of pre-norm blocks with tied embeddings; returns the loss."""
 
     def __init__(self, layers: int, width: int, heads: int, vocabulary: int, length: int, dropout: float) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(length, width)
-        self.dropout = nn.Dropout(dropout)
+        self.embedding = _Embedding(vocabulary, length, width, dropout)
         self.blocks = nn.ModuleList(_TransformerBlock(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.tokens.weight
+        self.head.weight = self.embedding.tokens.weight
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.positions(positions))
+        x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def layers(self) -> list[nn.Module]:
+        """Return the layers that the forward calls in turn."""
+        head = nn.Sequential(self.norm, self.head)
+        return [_Beside(self.embedding), *map(_Beside, self.blocks), _Last(head)]
 
 
 def _gpt2(
@@ -326,6 +394,11 @@ class ResNet50(nn.Module):
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         pooled = F.adaptive_avg_pool2d(self.features(images), 1).flatten(1)
         return F.cross_entropy(self.classifier(pooled), classes)
+
+    def layers(self) -> list[nn.Module]:
+        """Return the layers that the forward calls in turn."""
+        head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), self.classifier)
+        return [*map(_Beside, self.features), _Last(head)]
 
 
 def _resnet50(

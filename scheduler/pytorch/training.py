@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Literal, Unpack, cast
 
 import torch
+from torch import nn
 
 from scheduler.api import SolveOptions, make_plan
+from scheduler.graph import Graph
+from scheduler.layers import Chain
 from scheduler.plan import Plan
 from scheduler.pytorch.executor import checkpointed
 from scheduler.pytorch.memory import measure, resident_tensors, training_step
 from scheduler.pytorch.models import ModelCase
+from scheduler.pytorch.profiling import profile_layers
 from scheduler.pytorch.tracing import trace
 
 LEARNING_RATE = 1e-3
@@ -70,6 +74,7 @@ def compare_training(
     *,
     steps: int = 5,
     costs: Literal["measured", "flops"] = "measured",
+    granularity: Literal["operations", "layers"] = "operations",
     progress: Callable[[str], None] = lambda message: None,
     **options: Unpack[SolveOptions],
 ) -> TrainingReport:
@@ -84,6 +89,9 @@ def compare_training(
     steps : int
         Training steps of plain SGD, each on its own batch where the case can make more.
     costs : "measured" or "flops"
+        Of operations; layers are always measured.
+    granularity : "operations" or "layers"
+        Layers: the model is run layer by layer, uncaptured; see `ModelCase.layered`.
     progress : callable
         Told what goes on.
     **options
@@ -94,13 +102,19 @@ def compare_training(
     CaptureError, BudgetTooSmallError, OutOfTimeError
         As `trace` and `make_plan` raise them.
     """
+    case = case.layered() if granularity == "layers" else case
     plain = copy.deepcopy(case.module)
     planned = copy.deepcopy(case.module)
     progress(f"tracing {case.name or type(case.module).__name__}")
-    graph = trace(planned, case.args, case.kwargs, loss=case.loss, costs=costs)
-    progress(f"planning {len(graph.operations)} operations")
+    graph: Graph | Chain
+    if granularity == "layers":
+        graph = profile_layers(cast("nn.Sequential", planned), case.args, case.kwargs, loss=case.loss)
+        progress(f"planning {len(graph.layers)} layers")
+    else:
+        graph = trace(planned, case.args, case.kwargs, loss=case.loss, costs=costs)
+        progress(f"planning {len(graph.operations)} operations")
     plan = make_plan(graph, budget, **options)
-    module = checkpointed(planned, plan, case.args, case.kwargs, loss=case.loss)
+    module = checkpointed(planned, plan, case.args, case.kwargs, loss=case.loss, granularity=granularity)
     progress(f"training {steps} steps with the plan and without")
     baseline_losses = _train(plain, case, steps, with_loss=True)
     losses = _train(module, case, steps, with_loss=False)
@@ -120,7 +134,7 @@ def compare_training(
     )
 
 
-def _train(module: torch.nn.Module, case: ModelCase, steps: int, *, with_loss: bool) -> tuple[float, ...]:
+def _train(module: nn.Module, case: ModelCase, steps: int, *, with_loss: bool) -> tuple[float, ...]:
     """Train by plain SGD from one random state, and return the losses."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE)

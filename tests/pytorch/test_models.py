@@ -47,6 +47,28 @@ def test_a_budget_is_never_exceeded(name, budget):
     assert measured <= module.plan.budget_bytes
 
 
+@pytest.mark.parametrize("name", ["gpt2", "resnet50", "convnet"])
+def test_the_layers_of_a_model_are_the_model(name):
+    case = make_model(name, **SMALL[name])
+    layered = case.layered()
+    assert len(layered.module) >= 4
+    losses, gradients = [], []
+    for module, args in ((case.module, case.args), (layered.module, layered.args)):
+        torch.manual_seed(3)
+        module.zero_grad()
+        loss = module(*args)
+        loss.backward()
+        losses.append(loss)
+        gradients.append([parameter.grad.clone() for parameter in case.module.parameters()])
+    assert torch.equal(*losses)
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_model_that_is_no_sequence_of_layers_says_so():
+    with pytest.raises(UnknownModelError, match=r'"unet" is not a sequence of layers.*plan its operations'):
+        make_model("unet", **SMALL["unet"]).layered()
+
+
 def test_every_named_model_is_tested():
     assert set(model_names()) <= set(SMALL)
 
