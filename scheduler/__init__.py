@@ -1,5 +1,6 @@
 """Optimal activation-checkpointing schedules: solve them, prove them, write them down, train with them."""
 
+from scheduler import zoo
 from scheduler.api import make_plan, minimum_budget, solve
 from scheduler.errors import SchedulerError
 from scheduler.formats import read_graph, write_graph
@@ -37,4 +38,5 @@ __all__ = [
     "solve",
     "solver_names",
     "write_graph",
+    "zoo",
 ]

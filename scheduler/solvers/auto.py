@@ -1,48 +1,130 @@
-"""The default: the fast methods first, then those that prove."""
+"""The default: the fast methods first, then those that prove and those that search, side by side."""
 
 from __future__ import annotations
 
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Lock
+
 from scheduler.errors import UnsuitableProblemError
-from scheduler.problem import Problem
+from scheduler.problem import Problem, follows_given_order
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
 from scheduler.solution import TOLERANCE, Proposal, relative_gap
-from scheduler.solvers.registry import Deadline, load_solver
+from scheduler.solvers import anneal
+from scheduler.solvers.registry import Deadline, Propose, load_solver
 from scheduler.solvers.small_end import smallest_peak
 
-PARTS = ("save-all", "greedy", "cuts", "segments")
+QUICK = ("save-all", "greedy", "segments")
+PARTS = ("chain", *QUICK, "cuts", "anneal")
+HEAD_START, SHARE_OF_HEAD_START = 4.0, 0.4
+"""Seconds, and share of the time, that `cuts` has alone: mostly it needs no more."""
+SHARE_OF_FIRST_ROUND = 0.9
+LEAST_SECOND_LOOK, SECOND_LOOK = 2.0, 4.0
+"""For other orders, once the given one is settled: seconds, and times what that took."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the best answer of several solvers, with the best bounds of all.
 
-    Guarantee: never worse than its parts, and a schedule wherever `minimum_budget` knows
-    one. Search space: given order. When: always.
+    Chains go to `chain`, whose answer stands unless another solver beats it. Otherwise the
+    quick methods give a first answer, `cuts` proves it or finds a better one, and where a
+    gap remains `anneal` searches beside it, and once more from the best of both.
+
+    Guarantee: never worse than its parts in the time that each has, and a schedule wherever
+    `minimum_budget` knows one. Search space: that of the part that found the answer. When:
+    always.
     """
-    best: Schedule | None = None
-    best_time = float("inf")
-    bound = bound_any = 0.0
-    messages: list[str] = []
+    best, begun = _Best(problem), time.monotonic()
+    search = deadline.within(SHARE_OF_FIRST_ROUND * deadline.remaining)
+    if problem.chain is not None:
+        best.ask("chain", search, seed)
+    for name in QUICK:
+        best.ask(name, search, seed)
+    if best.schedule is None and not best.finished:
+        best.offer(smallest_peak(problem, search)[1])
+    with ThreadPoolExecutor(1) as pool:
+        proof = pool.submit(best.ask, "cuts", search, seed)
+        wait([proof], timeout=min(HEAD_START, SHARE_OF_HEAD_START * search.remaining))
+        if not proof.done():
+            best.take(partial(anneal.search, walkers=1), search, seed)
+        proof.result()
+    if best.settled:
+        deadline = deadline.within(LEAST_SECOND_LOOK + SECOND_LOOK * (time.monotonic() - begun))
+    best.ask("anneal", deadline.within(deadline.remaining), seed + 1)
+    return best.proposal()
 
-    def offer(schedule: Schedule | None) -> None:
-        nonlocal best, best_time
-        if schedule is not None:
-            judged = simulate(problem.graph, schedule)
-            if judged.peak_bytes <= problem.budget_bytes and judged.time < best_time:
-                best, best_time = schedule, judged.time
 
-    for name in PARTS:
+@dataclass
+class _Best:
+    """The best answer so far, and all that is proven."""
+
+    problem: Problem
+    schedule: Schedule | None = None
+    space: str = "given order"
+    time: float = math.inf
+    bounds: dict[str, float] = field(default_factory=dict)
+    bound_any: float = 0.0
+    infeasible: bool = False
+    messages: list[str] = field(default_factory=list)
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the answer is proven optimal in its own search space."""
+        return relative_gap(self.time, max(self.bounds.get(self.space, 0.0), self.bound_any)) <= TOLERANCE
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing better can come."""
+        if self.infeasible or relative_gap(self.time, max(self.bound_any, self.problem.least_time)) <= TOLERANCE:
+            return True
+        return self.problem.order == "given" and self.space == "given order" and self.settled
+
+    def ask(self, name: str, deadline: Deadline, seed: int) -> None:
+        """Take over what the solver of that name finds and proves."""
+        self.take(load_solver(name), deadline, seed)
+
+    def take(self, propose: Propose, deadline: Deadline, seed: int) -> None:
+        """Take over what a solver finds and proves, unless all is done or time is up.
+
+        Whoever finishes the matter stops those who share the deadline.
+        """
+        if self.finished or deadline.passed:
+            return
+        starts = self.problem.starts if self.schedule is None else (self.schedule, *self.problem.starts)
         try:
-            proposal = load_solver(name)(problem, deadline=deadline, seed=seed)
+            proposal = propose(replace(self.problem, starts=starts), deadline=deadline, seed=seed)
         except UnsuitableProblemError:
-            continue
-        bound, bound_any = max(bound, proposal.bound), max(bound_any, proposal.bound_any)
-        messages += proposal.messages
-        if proposal.infeasible:
-            return Proposal(None, "given order", bound, bound_any, infeasible=True, messages=tuple(messages))
-        offer(proposal.schedule)
-        if best is None and name == "greedy" and problem.floor.bytes <= problem.budget_bytes:
-            offer(smallest_peak(problem, deadline)[1])
-        if relative_gap(best_time, max(bound, problem.least_time)) <= TOLERANCE or deadline.passed:
-            break
-    return Proposal(best, "given order", bound, bound_any, messages=tuple(messages))
+            return
+        with self._lock:
+            self.bounds[proposal.search_space] = max(self.bounds.get(proposal.search_space, 0.0), proposal.bound)
+            self.bound_any = max(self.bound_any, proposal.bound_any)
+            self.infeasible = self.infeasible or proposal.infeasible
+            self.messages += proposal.messages
+            self.offer(proposal.schedule, proposal.search_space)
+            if self.finished:
+                deadline.stop()
+
+    def offer(self, schedule: Schedule | None, space: str = "given order") -> None:
+        """Judge a schedule, and keep it if it fits and is faster."""
+        if schedule is None:
+            return
+        judged = simulate(self.problem.graph, schedule)
+        if space == "any order" and follows_given_order(self.problem.graph, schedule):
+            space = "given order"
+        # Of equal answers, one in the given order has the stronger bounds.
+        rank, own_rank = (judged.time, space == "any order"), (self.time, self.space == "any order")
+        if judged.peak_bytes <= self.problem.budget_bytes and rank < own_rank:
+            self.schedule, self.time, self.space = schedule, judged.time, space
+
+    def proposal(self) -> Proposal:
+        """Return the best answer with the bounds of its search space."""
+        bound = max(self.bounds.get(self.space, 0.0), self.bound_any)
+        schedule = None if self.infeasible else self.schedule
+        return Proposal(
+            schedule, self.space, bound, self.bound_any, infeasible=self.infeasible, messages=tuple(self.messages)
+        )

@@ -23,6 +23,7 @@ MODULES: dict[str, str] = {
     "mixed": "scheduler.solvers.mixed",
     "greedy": "scheduler.solvers.greedy",
     "cuts": "scheduler.solvers.cuts",
+    "anneal": "scheduler.solvers.anneal",
     "milp": "scheduler.solvers.milp",
     "lower-sets": "scheduler.solvers.lower_sets",
     "chain": "scheduler.solvers.chain",
