@@ -15,8 +15,11 @@ from scheduler.problem import Order, Problem, parse_budget
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, Status, judge
 from scheduler.solvers.registry import Deadline, load_solver, stopped_by_interrupt
-from scheduler.solvers.small_end import smallest_peak
+from scheduler.solvers.small_end import smallest_peak, squeeze
 from scheduler.units import format_bytes
+
+LEAST_SECONDS_TO_EXPLAIN, MOST_SECONDS_TO_EXPLAIN = 0.3, 10.0
+"""To find the smallest budget known, for the message that says why there is no schedule."""
 
 
 class SolveOptions(TypedDict, total=False):
@@ -102,7 +105,8 @@ def solve(
         proposal = propose_with_bounds(problem, solver, deadline, seed)
     solution = judge(problem, proposal, solver=solver, seconds=time.monotonic() - started)
     if solution.schedule is None:
-        solution = replace(solution, messages=(_why_nothing(problem, solution), *solution.messages))
+        why = _why_nothing(problem, solution, Deadline(max(LEAST_SECONDS_TO_EXPLAIN, deadline.remaining)))
+        solution = replace(solution, messages=(why, *solution.messages))
     return solution
 
 
@@ -122,8 +126,9 @@ def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -
     """
     check_options(time_limit, 0)
     graph, chain = lower(graph_or_chain)
-    problem = Problem(graph, 0, "any", chain)
-    peak, _ = smallest_peak(problem, Deadline(time_limit))
+    problem, deadline = Problem(graph, 0, "any", chain), Deadline(time_limit)
+    with stopped_by_interrupt(deadline):
+        peak, _ = squeeze(problem, deadline)
     return SmallestPeak(peak, problem.floor.bytes, problem.floor.operation)
 
 
@@ -194,9 +199,9 @@ def propose_with_bounds(problem: Problem, solver: str, deadline: Deadline, seed:
     return replace(proposal, bound=proven.bound, bound_any=proven.bound_any)
 
 
-def _why_nothing(problem: Problem, solution: Solution) -> str:
+def _why_nothing(problem: Problem, solution: Solution, deadline: Deadline) -> str:
     floor = problem.floor
-    known, _ = smallest_peak(problem, Deadline(10.0))
+    known, _ = smallest_peak(problem, deadline.within(MOST_SECONDS_TO_EXPLAIN))
     budget = format_bytes(problem.budget_bytes)
     if floor.bytes > problem.budget_bytes:
         why = f'no schedule fits {budget}: "{floor.operation}" alone needs {format_bytes(floor.bytes)}.'

@@ -51,7 +51,8 @@ def test_the_default_budgets_run_from_the_small_end_to_save_everything() -> None
     graph = conv_net(4)
     rows = sc.frontier(graph, time_limit=6).rows
     assert len(rows) == 10
-    assert rows[0].budget_bytes == sc.minimum_budget(graph).peak_bytes
+    assert rows[0].budget_bytes < 0.5 * rows[-1].budget_bytes
+    assert rows[0].budget_bytes >= sc.minimum_budget(graph, time_limit=1).floor_bytes
     assert rows[-1].budget_bytes == rows[-1].baseline_peak_bytes
     assert rows[-1].overhead == 0
     assert all(row.schedule is not None for row in rows)

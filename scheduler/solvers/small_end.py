@@ -12,13 +12,18 @@ from scheduler.solvers.registry import Deadline, load_solver
 
 _SMALL = ("recompute-all", "segments")
 _BISECTIONS = 12
+_LAYERS = 100
+"""Of a chain whose smallest persistent peak is found exactly."""
+_FINENESS = 500
+"""Parts of the way from the floor to the peak that are told apart."""
 
 
 def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     """Return the smallest peak found, in bytes with the resident tensors, and its schedule.
 
-    The budget of the problem does not matter: methods that keep little run once, and the
-    greedy search aims at the floor first and then half way to the best peak, again and again.
+    The budget of the problem does not matter: methods that keep little run once, a chain's
+    persistent schedules are searched exactly, and the greedy search aims at the floor first
+    and then half way to the best peak, again and again.
     """
     graph, floor = problem.graph, problem.floor.bytes
     best = (problem.baseline.peak_bytes, problem.save_everything)
@@ -33,6 +38,11 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
         if schedule is not None:
             best = min(best, (simulate(graph, schedule).peak_bytes, schedule), key=lambda entry: entry[0])
 
+    if problem.chain is not None and len(problem.chain.layers) <= _LAYERS:
+        from scheduler.solvers.chain import chain_frontier
+
+        least = chain_frontier(problem.chain)[0][0]
+        offer("chain", replace(problem, budget_bytes=least))
     for name in _SMALL:
         offer(name, at_floor)
     aim = floor
@@ -41,4 +51,25 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
             break
         offer("greedy", replace(problem, budget_bytes=aim))
         aim = (aim + best[0] + 1) // 2
+    return best
+
+
+def squeeze(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
+    """Return the smallest peak that annealing finds from there on; see `smallest_peak`.
+
+    The next budget is half way from the last one that failed, at first the floor, to the
+    best peak; the search ends when the two are close. A chain's smallest peak stands.
+    """
+    best = smallest_peak(problem, deadline)
+    if problem.chain is not None:
+        return best
+    failed = problem.floor.bytes - 1
+    step = max(1, (problem.baseline.peak_bytes - failed) // _FINENESS)
+    while best[0] - failed > step and best[0] > problem.floor.bytes and not deadline.passed:
+        aimed = replace(problem, budget_bytes=(best[0] + failed) // 2, starts=(best[1],))
+        found = load_solver("anneal")(aimed, deadline=deadline.within(deadline.remaining / 4), seed=0).schedule
+        if found is None:
+            failed = aimed.budget_bytes
+        else:
+            best = (simulate(problem.graph, found).peak_bytes, found)
     return best
