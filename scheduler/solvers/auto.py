@@ -24,7 +24,7 @@ HEAD_START, SHARE_OF_HEAD_START = 4.0, 0.4
 """Seconds, and share of the time, that `cuts` has alone: mostly it needs no more."""
 SHARE_OF_FIRST_ROUND = 0.9
 LEAST_SECOND_LOOK, SECOND_LOOK = 2.0, 4.0
-"""For other orders, once the given one is settled: seconds, and times what that took."""
+"""For other schedules, once the search space of the answer is settled: seconds, and times what that took."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -39,9 +39,10 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     always.
     """
     best, begun = _Best(problem), time.monotonic()
-    search = deadline.within(SHARE_OF_FIRST_ROUND * deadline.remaining)
     if problem.chain is not None:
-        best.ask("chain", search, seed)
+        best.ask("chain", deadline.within(SHARE_OF_FIRST_ROUND * deadline.remaining), seed)
+        deadline = best.second_look(deadline, begun)
+    search = deadline.within(SHARE_OF_FIRST_ROUND * deadline.remaining)
     for name in QUICK:
         best.ask(name, search, seed)
     if best.schedule is None and not best.finished:
@@ -52,9 +53,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         if not proof.done():
             best.take(partial(anneal.search, walkers=1), search, seed)
         proof.result()
-    if best.settled:
-        deadline = deadline.within(LEAST_SECOND_LOOK + SECOND_LOOK * (time.monotonic() - begun))
-    best.ask("anneal", deadline.within(deadline.remaining), seed + 1)
+    best.ask("anneal", best.second_look(deadline, begun), seed + 1)
     return best.proposal()
 
 
@@ -76,6 +75,11 @@ class _Best:
     def settled(self) -> bool:
         """Whether the answer is proven optimal in its own search space."""
         return relative_gap(self.time, max(self.bounds.get(self.space, 0.0), self.bound_any)) <= TOLERANCE
+
+    def second_look(self, deadline: Deadline, begun: float) -> Deadline:
+        """Return the time for what lies outside the search space of the answer: short once that is settled."""
+        seconds = LEAST_SECOND_LOOK + SECOND_LOOK * (time.monotonic() - begun)
+        return deadline.within(seconds if self.settled else deadline.remaining)
 
     @property
     def finished(self) -> bool:
