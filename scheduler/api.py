@@ -188,7 +188,11 @@ def check_options(time_limit: float, seed: int) -> None:
 
 def propose_with_bounds(problem: Problem, solver: str, deadline: Deadline, seed: int) -> Proposal:
     """Return a solver's proposal, with the bounds of `cuts` if it brings none of its own."""
-    proposal = load_solver(solver)(problem, deadline=deadline, seed=seed)
+    return with_bounds(problem, load_solver(solver)(problem, deadline=deadline, seed=seed), deadline)
+
+
+def with_bounds(problem: Problem, proposal: Proposal, deadline: Deadline) -> Proposal:
+    """Return a proposal with the bounds of `cuts` if it brings none of its own."""
     if max(proposal.bound, proposal.bound_any) > 0 or proposal.infeasible or proposal.schedule is None:
         return proposal
     if simulate(problem.graph, proposal.schedule).time <= problem.least_time:
