@@ -1,4 +1,4 @@
-"""Generators of the graphs that studies use: seeded, with their given order."""
+"""Irregular graphs of random layers, with their given order."""
 
 from __future__ import annotations
 
