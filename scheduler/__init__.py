@@ -2,6 +2,7 @@
 
 from scheduler import zoo
 from scheduler.api import make_plan, minimum_budget, solve
+from scheduler.comparison import Comparison, compare
 from scheduler.errors import SchedulerError
 from scheduler.formats import read_graph, write_graph
 from scheduler.graph import Graph, Operation, Tensor
@@ -16,6 +17,7 @@ from scheduler.solvers.revolve import revolve_actions
 
 __all__ = [
     "Chain",
+    "Comparison",
     "Compute",
     "Free",
     "Frontier",
@@ -29,6 +31,7 @@ __all__ = [
     "Solution",
     "Status",
     "Tensor",
+    "compare",
     "frontier",
     "make_plan",
     "minimum_budget",

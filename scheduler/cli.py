@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from scheduler.api import make_plan
+from scheduler.api import lower, make_plan
+from scheduler.comparison import FAILED, Comparison, Row, compare
 from scheduler.errors import (
     BudgetTooSmallError,
+    InvalidOptionError,
     MissingExtraError,
     OutOfTimeError,
     PlanClaimError,
@@ -24,7 +33,9 @@ from scheduler.errors import (
 from scheduler.formats import read_graph, read_graph_or_chain, write_graph
 from scheduler.graph import Graph
 from scheduler.layers import Chain
+from scheduler.pareto import frontier
 from scheduler.plan import Plan
+from scheduler.solution import Status
 from scheduler.solvers.registry import solver_names
 from scheduler.units import format_bytes
 
@@ -61,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SchedulerError as error:
         _say(f"{type(error).__name__}: {error}")
         return USAGE
+    except BrokenExecutor:
+        _say("a worker process died, for lack of memory perhaps: use fewer --jobs; finished rows are in --output")
+        return NO_ANSWER
     except OSError as error:
         _say(f"{error.strerror}: {error.filename}" if error.filename else str(error))
         return USAGE
@@ -90,6 +104,16 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
     show.add_argument("plan", metavar="PLAN")
 
+    report = commands.add_parser("report", help="write a plan as an HTML page: memory, schedule, layers, proof")
+    report.set_defaults(run=_report)
+    report.add_argument("plan", metavar="PLAN")
+    report.add_argument("-o", "--output", required=True, metavar="PAGE", help="the HTML file to write")
+
+    export = commands.add_parser("export", help="write a plan as a Chrome trace, which Perfetto opens")
+    export.set_defaults(run=_export)
+    export.add_argument("plan", metavar="PLAN")
+    export.add_argument("-o", "--output", required=True, metavar="TRACE", help="the JSON file to write")
+
     verify = commands.add_parser("verify", help="judge a plan again; exit 1 if any claim is untrue")
     verify.set_defaults(run=_verify)
     verify.add_argument("plan", metavar="PLAN")
@@ -102,7 +126,31 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--steps", type=_positive, default=5, help="training steps (default 5)")
     train.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write (default MODEL.plan.json)")
 
-    for command in (models, trace, plan, show, verify, train):
+    budgets = commands.add_parser("frontier", help="find the fastest schedule of a graph for each of several budgets")
+    budgets.set_defaults(run=_frontier)
+    budgets.add_argument("graph", metavar="GRAPH", help='a graph or chain file; "-" reads standard input')
+    budgets.add_argument(
+        "--budgets", type=_list, help='as "90%%,80%%,8GiB" (default ten, from the smallest peak known)'
+    )
+    budgets.add_argument("--solver", default="auto", help=f"one of {', '.join(solver_names())} (default auto)")
+    _add_searching(budgets, 60.0)
+    budgets.add_argument("--csv", metavar="FILE", help="the table to write")
+    budgets.add_argument("--plot", metavar="SVG", help="the picture to write")
+
+    sweep = commands.add_parser("compare", help="run every solver on every graph and budget")
+    sweep.set_defaults(run=_compare)
+    sweep.add_argument("graphs", nargs="+", metavar="GRAPH", help="graph or chain files, or folders of them")
+    sweep.add_argument("--budgets", type=_list, default=["80%", "60%", "40%"], help="(default 80%%,60%%,40%%)")
+    sweep.add_argument(
+        "--solvers", type=_list, default=list(solver_names()), help=f"of {','.join(solver_names())} (default all)"
+    )
+    _add_searching(sweep, 60.0)
+    sweep.add_argument("--jobs", type=_positive, default=1, help="cases at once (default 1)")
+    sweep.add_argument("--output", metavar="JSONL", help="finished rows are appended here, and not run again")
+    sweep.add_argument("--csv", metavar="FILE", help="the table to write")
+    sweep.add_argument("--plot", metavar="SVG", help="the picture to write, one panel per graph")
+
+    for command in (models, trace, plan, show, report, export, verify, train, budgets, sweep):
         command.add_argument("--json", action="store_true", help="print the answer as JSON")
     return parser
 
@@ -120,6 +168,10 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 def _add_solving(command: argparse.ArgumentParser, time_limit: float) -> None:
     command.add_argument("--budget", required=True, help='peak of the whole step: "8GiB", "8GB", bytes, or "60%%"')
     command.add_argument("--solver", default="auto", help=f"one of {', '.join(solver_names())} (default auto)")
+    _add_searching(command, time_limit)
+
+
+def _add_searching(command: argparse.ArgumentParser, time_limit: float) -> None:
     command.add_argument("--time-limit", type=float, default=time_limit, help=f"seconds (default {time_limit:g})")
     command.add_argument("--order", choices=("any", "given"), default="any", help="of first runs (default any)")
     command.add_argument("--seed", type=int, default=0)
@@ -130,6 +182,10 @@ def _positive(text: str) -> int:
     if count < 1:
         raise argparse.ArgumentTypeError(f"at least 1, not {count}")
     return count
+
+
+def _list(text: str) -> list[str]:
+    return [entry.strip() for entry in text.split(",")]
 
 
 def _models(options: argparse.Namespace) -> int:
@@ -219,12 +275,162 @@ def _show(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _report(options: argparse.Namespace) -> int:
+    from scheduler.report import write_report
+
+    plan = Plan.load(options.plan)
+    write_report(plan, options.output)
+    _print_answer({"report": options.output, **_summary(plan)}, options.json)
+    return DONE
+
+
+def _export(options: argparse.Namespace) -> int:
+    from scheduler.exports import write_chrome_trace
+
+    plan = Plan.load(options.plan)
+    write_chrome_trace(plan, options.output)
+    _print_answer({"trace": options.output, **_summary(plan)}, options.json)
+    return DONE
+
+
 def _verify(options: argparse.Namespace) -> int:
     plan = Plan.load(options.plan)
     plan.verify(read_graph(options.graph) if options.graph else None)
     answer = {"plan": options.plan, "verified": True, **_summary(plan)}
     _print_answer(answer, options.json)
     return DONE
+
+
+def _frontier(options: argparse.Namespace) -> int:
+    _check_writable(options.csv)
+    _check_picture(options.plot)
+    graph = read_graph_or_chain(options.graph)
+    _say(f"solving {len(options.budgets) if options.budgets else 'ten'} budgets")
+    rows = frontier(
+        graph,
+        options.budgets,
+        solver=options.solver,
+        time_limit=options.time_limit,
+        order=options.order,
+        seed=options.seed,
+    )
+    table = Comparison.of_frontier(
+        rows,
+        graph,
+        time_limit=options.time_limit,
+        order=options.order,
+        seed=options.seed,
+        name=lower(graph)[0].name or Path(options.graph).stem,
+    )
+    _print_table(table, options, ("budget_bytes", "peak_bytes", "overhead", "gap", "gap_any", "status", "search_space"))
+    if any(row.schedule is not None for row in rows):
+        return DONE
+    return PROVEN_NO if all(row.status is Status.INFEASIBLE for row in rows) else NO_ANSWER
+
+
+def _compare(options: argparse.Namespace) -> int:
+    _check_writable(options.csv)
+    _check_picture(options.plot)
+    graphs = _read_graphs(options.graphs)
+    with ExitStack() as stack:
+        executor = None
+        if options.jobs > 1:
+            pool = ProcessPoolExecutor(options.jobs, get_context("spawn"), _die_at_interrupt)
+            executor = stack.enter_context(pool)
+        table = compare(
+            graphs,
+            options.budgets,
+            options.solvers,
+            time_limit=options.time_limit,
+            order=options.order,
+            seed=options.seed,
+            executor=executor,
+            path=options.output,
+            progress=_progress_bar(),
+        )
+    _print_table(table, options, ("graph", "budget", "solver", "status", "overhead", "gap", "gap_any", "seconds"))
+    for row in table:
+        if row.status == FAILED:
+            _say(f"{row.solver} failed on {row.graph} at {row.budget}: {row.reason}")
+    if table.missing:
+        _say(f"stopped: {table.missing} of {len(table) + table.missing} cases have not run")
+        return NO_ANSWER
+    return DONE
+
+
+def _read_graphs(paths: Sequence[str]) -> dict[str, Graph | Chain]:
+    """Return the graphs in files and folders by name: that of the file, or its path where two share it."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        found = sorted(file for file in path.iterdir() if file.suffix in (".json", ".txt")) if path.is_dir() else [path]
+        if not found:
+            raise InvalidOptionError(f"no graph in {path}: a folder of graphs holds .json or .txt files")
+        files += found
+    stems = [file.stem for file in files]
+    return {file.stem if stems.count(file.stem) == 1 else str(file): read_graph_or_chain(file) for file in files}
+
+
+def _check_picture(path: str | None) -> None:
+    """Refuse a picture that cannot be made before the work is done, not after it."""
+    if path is None:
+        return
+    from importlib.util import find_spec
+
+    _check_writable(path)
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError('--plot needs matplotlib: pip install "checkpoint-scheduler[plot]"')
+
+
+def _check_writable(path: str | None) -> None:
+    """Refuse a path before the work is done, not after it."""
+    if path is not None and (Path(path).is_dir() or not os.access(Path(path).parent, os.W_OK)):
+        raise InvalidOptionError(f"cannot write {path}: give a file in a folder that exists and can be written to")
+
+
+def _die_at_interrupt() -> None:
+    """Let Ctrl-C end a worker without a word: the process that started it keeps the finished rows."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _progress_bar() -> Callable[[int, int, Row], None] | None:
+    """Return what draws a bar on stderr, if that is a terminal."""
+    if not sys.stderr.isatty():
+        return None
+
+    def draw(done: int, total: int, row: Row) -> None:
+        filled = 30 * done // total
+        text = f"[{'#' * filled}{'.' * (30 - filled)}] {done}/{total}  {row.graph} {row.budget} {row.solver}"
+        width = shutil.get_terminal_size().columns - 1
+        end = "\n" if done == total else ""
+        print(f"\r{text[:width]:<{width}}", end=end, file=sys.stderr, flush=True)
+
+    return draw
+
+
+def _print_table(table: Comparison, options: argparse.Namespace, columns: Sequence[str]) -> None:
+    """Print the table on stdout, and then write its files: if that fails, nothing is lost."""
+    rows = table.to_dicts()
+    if options.json:
+        print(json.dumps(rows))
+    else:
+        cells = [list(columns), *([_cell(name, row[name]) for name in columns] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for line in cells:
+            print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
+    if options.csv:
+        table.to_csv(options.csv)
+    if options.plot:
+        from scheduler.plots import plot_comparison, write_figure
+
+        write_figure(plot_comparison(table), options.plot)
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}" if name == "seconds" else f"{value:.3%}"
+    return str(value)
 
 
 def _train(options: argparse.Namespace) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -165,3 +167,126 @@ def test_a_model_that_is_no_sequence_has_no_layers_to_trace(capsys: pytest.Captu
     assert main(["trace", "unet", "--layers", "-o", "chain.json"]) == 2
     assert "not a sequence of layers" in capsys.readouterr().err
     assert not Path("chain.json").exists()
+
+
+def test_frontier_prints_and_writes_one_row_per_budget(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table_file = tmp_path / "frontier.csv"
+    asked = ["frontier", graph_file, "--budgets", "100%,70%", "--solver", "cuts"]
+    assert main([*asked, "--json", "--csv", str(table_file)]) == 0
+    printed = capsys.readouterr()
+    rows = json.loads(printed.out)
+    expected = sc.frontier(conv_net(3), ["100%", "70%"], solver="cuts")
+    assert [(row["budget_bytes"], row["status"], row["time"], row["bound"]) for row in rows] == [
+        (row.budget_bytes, row.status.name, row.time, row.bound) for row in expected
+    ]
+    assert {row["graph"] for row in rows} == {"graph"}
+    assert printed.err == "solving 2 budgets\n"
+    with table_file.open(newline="") as file:
+        assert [row["budget_bytes"] for row in csv.DictReader(file)] == [str(row.budget_bytes) for row in expected]
+    assert main(asked) == 0
+    head, smaller, larger = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["budget_bytes", "peak_bytes", "overhead"]
+    assert larger.split()[2] == "0.000%"
+    assert smaller.split()[0] == str(expected.rows[0].budget_bytes)
+
+
+def test_a_frontier_below_the_floor_is_a_proven_no(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["frontier", graph_file, "--budgets", "1%,2%", "--solver", "cuts"]) == 1
+    assert capsys.readouterr().out.count("INFEASIBLE") == 2
+
+
+def test_compare_takes_folders_and_files_and_resumes(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "graphs"
+    folder.mkdir()
+    (folder / "README.md").write_text("no graph")
+    sc.write_graph(uniform_chain(4), folder / "chain.json")
+    asked = ["compare", str(folder), graph_file, "--budgets", "100%,80%", "--solvers", "save-all,cuts", "--json"]
+    asked += ["--output", str(tmp_path / "rows.jsonl"), "--csv", str(tmp_path / "table.csv")]
+    assert main(asked) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["graph"], row["budget"], row["solver"]) for row in rows] == [
+        (graph, budget, solver)
+        for graph in ["chain", "graph"]
+        for budget in ["100%", "80%"]
+        for solver in ["save-all", "cuts"]
+    ]
+    assert len((tmp_path / "table.csv").read_text().splitlines()) == 9
+    assert main([*asked, "--jobs", "2"]) == 0
+    assert json.loads(capsys.readouterr().out) == rows  # seconds too: nothing ran again
+
+
+def test_compare_runs_cases_in_other_processes(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", graph_file, "--budgets", "100%", "--solvers", "save-all,chain", "--jobs", "2"]) == 0
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split()[:5] == ["graph", "budget", "solver", "status", "overhead"]
+    assert first.split()[:5] == ["graph", "100%", "save-all", "OPTIMAL", "0.000%"]
+    assert second.split()[:5] == ["graph", "100%", "chain", "unsuitable", "-"]
+
+
+def test_graph_files_of_one_name_are_told_apart_by_their_paths(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = str(tmp_path / "other" / "graph.json")
+    sc.write_graph(uniform_chain(4), other)
+    assert main(["compare", graph_file, other, "--budgets", "100%", "--solvers", "save-all", "--json"]) == 0
+    assert [row["graph"] for row in json.loads(capsys.readouterr().out)] == [graph_file, other]
+
+
+def test_a_bar_is_drawn_on_a_terminal_only(graph_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["compare", graph_file, "--budgets", "100%", "--solvers", "save-all,greedy"]
+    drawn = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", drawn)
+    assert main(asked) == 0
+    assert drawn.getvalue() == ""
+    drawn.isatty = lambda: True  # type: ignore[method-assign]
+    assert main(asked) == 0
+    _, first, second = drawn.getvalue().split("\r")
+    assert first.startswith("[" + "#" * 15 + "." * 15 + "] 1/2  graph 100% save-all")
+    assert second.startswith("[" + "#" * 30 + "] 2/2  graph 100% greedy")
+    assert second.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "GRAPH", "--solvers", "magic"], "known are save-all"),
+        (["compare", "GRAPH", "--budgets", "8G"], 'write "8GiB"'),
+        (["compare", "."], "no graph in ."),
+        (["compare", "costless.graph"], "found ['name', 'shape']"),
+        (["compare", "GRAPH", "--output", "none/rows.jsonl"], "No such file"),
+        (["compare", "GRAPH", "--csv", "none/table.csv"], "cannot write none/table.csv"),
+        (["frontier", "GRAPH", "--csv", "."], "cannot write ."),
+        (["frontier", "GRAPH", "--budgets", "90%,"], 'cannot read ""'),
+    ],
+)
+def test_bad_input_of_a_sweep_exits_2_before_anything_runs(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nodes = [{"name": "a", "shape": [2]}, {"name": "b", "shape": [2]}]
+    Path("costless.graph").write_text(json.dumps({"nodes": nodes, "links": [{"source": "a", "target": "b"}]}))
+    sc.write_graph(conv_net(1), "net.graph")
+    assert main(["net.graph" if entry == "GRAPH" else entry for entry in arguments]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+def test_a_worker_that_dies_is_no_answer_and_says_what_to_do(
+    graph_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def die(*arguments: object, **options: object) -> None:
+        raise BrokenProcessPool("a process was terminated abruptly")
+
+    monkeypatch.setattr("scheduler.comparison._solved_elsewhere", die)
+    assert main(["compare", graph_file, "--budgets", "100%", "--solvers", "save-all", "--jobs", "2"]) == 3
+    assert "use fewer --jobs" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_every_command_in_readme_is_one_that_the_parser_knows(capsys: pytest.Cap
     from scheduler.cli import main
 
     named = set(re.findall(r"`scheduler ([a-z-]+)", README.read_text()))
-    assert named == {"models", "trace", "plan", "show", "verify", "train"}
+    assert named == {"models", "trace", "plan", "show", "report", "export", "verify", "train", "frontier", "compare"}
     for command in sorted(named):
         with pytest.raises(SystemExit) as caught:
             main([command, "--help"])
@@ -74,3 +74,46 @@ def test_the_table_of_overheads_is_the_recorded_one_and_within_five_per_cent() -
     for row in (head, *rows):
         assert f"| {' | '.join(row)} |" in table
     assert all(float(row[-1]) <= 1.05 for row in rows)
+
+
+def test_the_table_of_general_graphs_is_the_recorded_one() -> None:
+    with (Path(__file__).parent / "benchmarks" / "general_graphs.csv").open() as file:
+        head, *rows = csv.reader(file)
+    table = README.read_text()
+    assert len(rows) > 20
+    for row in (head, *rows):
+        assert f"| {' | '.join(row)} |" in table
+
+
+def solver_table(rows: list[dict[str, str]], budget: str) -> list[str]:
+    """Per cent lost by each solver on each graph: a star for a proven optimum, a dash for no schedule found."""
+    rows = [row for row in rows if row["budget"] == budget]
+    graphs = sorted({row["graph"] for row in rows})
+    cells = {
+        (row["solver"], row["graph"]): f"{float(row['overhead']):.2%}{'*' * (row['status'] == 'OPTIMAL')}"
+        if row["overhead"]
+        else "-"
+        for row in rows
+        if row["status"] != "unsuitable"
+    }
+    served = [solver for solver in dict.fromkeys(row["solver"] for row in rows) if any(solver in key for key in cells)]
+    lines = [f"| solver | {' | '.join(graphs)} |"]
+    lines += [f"| `{solver}` | {' | '.join(cells.get((solver, graph), '') for graph in graphs)} |" for solver in served]
+    bounds = {
+        graph: max(
+            float(row["bound_any"]) / float(row["baseline_time"]) - 1
+            for row in rows
+            if row["graph"] == graph and row["bound_any"]
+        )
+        for graph in graphs
+    }
+    lines.append(f"| bound, any order | {' | '.join(f'{bounds[graph]:.2%}' for graph in graphs)} |")
+    return lines
+
+
+def test_the_table_of_solvers_is_the_recorded_one() -> None:
+    with (Path(__file__).parent / "benchmarks" / "solvers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    table = README.read_text()
+    for line in solver_table(rows, "70%"):
+        assert line in table

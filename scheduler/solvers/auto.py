@@ -22,6 +22,8 @@ QUICK = ("save-all", "greedy", "segments")
 PARTS = ("chain", *QUICK, "cuts", "anneal")
 HEAD_START, SHARE_OF_HEAD_START = 4.0, 0.4
 """Seconds, and share of the time, that `cuts` has alone: mostly it needs no more."""
+SHORT = 25.0
+"""Seconds; with less, annealing leaves `cuts` a core of its own."""
 SHARE_OF_FIRST_ROUND = 0.9
 LEAST_SECOND_LOOK, SECOND_LOOK = 2.0, 4.0
 """For other schedules, once the search space of the answer is settled: seconds, and times what that took."""
@@ -51,9 +53,10 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         proof = pool.submit(best.ask, "cuts", search, seed)
         wait([proof], timeout=min(HEAD_START, SHARE_OF_HEAD_START * search.remaining))
         if not proof.done():
-            best.take(partial(anneal.search, walkers=1), search, seed)
+            walkers = 1 if search.remaining < SHORT else anneal.WALKERS
+            best.take(partial(anneal.search, walkers=walkers), search, seed)
         proof.result()
-    best.ask("anneal", best.second_look(deadline, begun), seed + 1)
+    best.take(anneal.search, best.second_look(deadline, begun), seed + 1)
     return best.proposal()
 
 

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/general_graphs.py FOLDER > tests/benchmarks/general_graphs.csv
 
+A second argument keeps to the graphs and budgets whose names begin with it ("cg_resnet50 30").
 FOLDER holds the published graphs under the names in `CASES`; README says where each comes from.
 Per cents are of the save-everything time: time lost, and at most how much of the time any other
 schedule of the order could save (gap in the given order, or over all orders).
@@ -18,6 +19,7 @@ import scheduler as sc
 from scheduler.problem import Problem
 
 CASES = (
+    *(("checkmate_resnet50_256_train.json", f"{share} %", "any", 5) for share in (90, 80, 70, 60, 50)),
     ("checkmate_resnet50_256_train.json", "floor + 25 %", "any", 10),
     ("checkmate_resnet50_256_train.json", "floor + 10 %", "given", 60),
     ("checkmate_vgg_unet_32_train.json", "50 %", "any", 2),
@@ -60,11 +62,13 @@ def budget_bytes(budget: str, graph: sc.Graph) -> int | str:
     return int(floor + share * (problem.baseline.peak_bytes - floor))
 
 
-def rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """One row per case."""
+def rows(folder: Path, only: str) -> Iterator[tuple[str, ...]]:
+    """One row per case whose name begins with `only`."""
     # What is compiled on first use is compiled before any clock runs.
     sc.solve(sc.zoo.random_layered(60), "70%", solver="anneal", time_limit=1)
     for name, budget, order, seconds in CASES:
+        if not f"{name.split('.')[0]} {budget}".startswith(only):
+            continue
         graph = read(name, folder)
         solution = sc.solve(graph, budget_bytes(budget, graph), order=order, time_limit=seconds)
         gap = solution.gap if order == "given" else solution.gap_any
@@ -80,6 +84,6 @@ def rows(folder: Path) -> Iterator[tuple[str, ...]]:
 if __name__ == "__main__":
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(HEAD)
-    for row in rows(Path(sys.argv[1])):
+    for row in rows(Path(sys.argv[1]), " ".join(sys.argv[2:])):
         writer.writerow(row)
         sys.stdout.flush()

@@ -1,0 +1,160 @@
+"""The timeline: when each run of a schedule starts, how long each tensor is held, which layer both belong to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from scheduler.graph import Graph, Operation
+from scheduler.schedule import Compute, Schedule
+from scheduler.simulator import Simulation, simulate
+
+Kind = Literal["forward", "recomputation", "backward"]
+"""A first run of the forward phase, a run of a task that ran before, a first run of the backward phase."""
+
+_PART_OF_LAYER = re.compile(r"(.+)\.(?:forward|forward_without_saving|backward)(?:\[\d+\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of an operation.
+
+    Attributes
+    ----------
+    operation : Operation
+    start : float
+        In the graph's `time_unit`, from the begin of the step.
+    memory_bytes : int
+        During the run, resident tensors included.
+    is_recomputation : bool
+        Whether a run of the same task came before.
+    """
+
+    operation: Operation
+    start: float
+    memory_bytes: int
+    is_recomputation: bool
+
+    @property
+    def end(self) -> float:
+        """Time at which the run ends."""
+        return self.start + self.operation.time
+
+    @property
+    def kind(self) -> Kind:
+        """What a reader wants to tell apart: a first run by its phase, and any later run of the task."""
+        return "recomputation" if self.is_recomputation else self.operation.phase
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A span of time over which a tensor is live.
+
+    Attributes
+    ----------
+    tensor : str
+    maker : str
+        The operation whose run began the span.
+    start, end : float
+        From the begin of that run to the free, or to the end of the step.
+    is_freed : bool
+        False if the tensor is live at the end of the step.
+    is_saved : bool
+        Whether it is live at the end of the forward phase: part of the checkpoint set.
+    """
+
+    tensor: str
+    maker: str
+    start: float
+    end: float
+    is_freed: bool
+    is_saved: bool
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A schedule laid out in time, with memory as the judge counts it.
+
+    Attributes
+    ----------
+    runs : tuple of Run
+        In order.
+    holdings : tuple of Holding
+        By start; resident tensors left out.
+    boundary : float
+        Time at which the forward phase ends.
+    simulation : Simulation
+        The judge's word on the schedule.
+    """
+
+    runs: tuple[Run, ...]
+    holdings: tuple[Holding, ...]
+    boundary: float
+    simulation: Simulation
+
+    @classmethod
+    def of(cls, graph: Graph, schedule: Schedule) -> Timeline:
+        """Return the timeline of a schedule.
+
+        Raises
+        ------
+        InvalidScheduleError
+            If the schedule breaks a rule.
+        """
+        simulation = simulate(graph, schedule)
+        index = graph.index
+        runs: list[Run] = []
+        holdings: list[Holding] = []
+        live: dict[str, Run] = {}
+        has_run: set[int] = set()
+        saved: dict[str, Run] = {}
+        clock, boundary = 0.0, None
+
+        def end_holding(tensor: str, *, is_freed: bool) -> None:
+            run = live[tensor]
+            is_saved = boundary is not None and saved.get(tensor) is run
+            holdings.append(Holding(tensor, run.operation.name, run.start, clock, is_freed, is_saved))
+
+        for verb, memory in zip(schedule, simulation.memory.tolist(), strict=True):
+            if not isinstance(verb, Compute):
+                end_holding(verb.tensor, is_freed=True)
+                del live[verb.tensor]
+                continue
+            i = index.operation_ids[verb.operation]
+            run = Run(graph.operations[i], clock, memory, index.task_of[i] in has_run)
+            if boundary is None and run.operation.phase == "backward":
+                boundary, saved = clock, dict(live)
+            has_run.add(index.task_of[i])
+            runs.append(run)
+            clock = run.end
+            for tensor in run.operation.outputs:
+                live.setdefault(tensor, run)
+        if boundary is None:
+            boundary, saved = clock, dict(live)
+        for tensor in live:
+            end_holding(tensor, is_freed=False)
+        holdings.sort(key=lambda holding: holding.start)
+        return cls(tuple(runs), tuple(holdings), boundary, simulation)
+
+    @property
+    def end(self) -> float:
+        """Time at which the last run ends."""
+        return self.runs[-1].end if self.runs else 0.0
+
+
+def layer_of(operation: str) -> str:
+    """Return the layer that an operation belongs to, by its name.
+
+    The operations of a chain are called "LAYER.forward" and so on, those of a traced model
+    "MODULE/NODE"; any other operation is a layer of its own.
+
+    Examples
+    --------
+    >>> layer_of("encoder.forward_without_saving"), layer_of("h.0.mlp/addmm_3"), layer_of("conv1")
+    ('encoder', 'h.0.mlp', 'conv1')
+    """
+    part = _PART_OF_LAYER.fullmatch(operation)
+    if part is not None:
+        return part[1]
+    return operation.rpartition("/")[0] or operation

@@ -1,0 +1,75 @@
+"""The timeline: spans that agree with the judge, and layers by name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scheduler as sc
+from scheduler.errors import InvalidScheduleError
+from scheduler.problem import save_everything
+from scheduler.timeline import Timeline, layer_of
+from tests.plans import TWICE
+from tests.strategies import chains, graphs, joint_graphs, verb_sequences
+from tests.training_graphs import uniform_chain
+
+
+def test_runs_and_holdings_of_a_recomputed_layer_counted_by_hand() -> None:
+    timeline = Timeline.of(uniform_chain(2), TWICE)
+    assert [(run.operation.name, run.start, run.kind) for run in timeline.runs] == [
+        ("f0", 0.0, "forward"),
+        ("f1", 1.0, "forward"),
+        ("loss", 2.0, "backward"),
+        ("f0", 2.0, "recomputation"),
+        ("b1", 3.0, "backward"),
+        ("b0", 5.0, "backward"),
+    ]
+    # Batch of 4 bytes; x1; x1, x2; x2, g2; g2, x1; g2, x1, g1; g1, g0: 4 bytes each.
+    assert [run.memory_bytes for run in timeline.runs] == [8, 12, 12, 12, 16, 12]
+    assert (timeline.boundary, timeline.end) == (2.0, 7.0)
+    assert [(h.tensor, h.maker, h.start, h.end, h.is_freed, h.is_saved) for h in timeline.holdings] == [
+        ("x1", "f0", 0.0, 2.0, True, False),
+        ("x2", "f1", 1.0, 2.0, True, True),
+        ("g2", "loss", 2.0, 5.0, True, False),
+        ("x1", "f0", 2.0, 5.0, True, False),
+        ("g1", "b1", 3.0, 7.0, True, False),
+        ("g0", "b0", 5.0, 7.0, False, False),
+    ]
+
+
+@settings(deadline=None)
+@given(graph=st.one_of(graphs(), joint_graphs(), chains().map(lambda chain: chain.graph)), data=st.data())
+def test_the_timeline_tells_what_the_judge_tells(graph: sc.Graph, data: st.DataObject) -> None:
+    schedule = data.draw(st.one_of(st.just(save_everything(graph)), verb_sequences(graph)))
+    try:
+        judged = sc.simulate(graph, schedule)
+    except InvalidScheduleError:
+        with pytest.raises(InvalidScheduleError):
+            Timeline.of(graph, schedule)
+        return
+    timeline = Timeline.of(graph, schedule)
+    assert timeline.end == judged.time  # times are whole numbers
+    assert sum(run.is_recomputation for run in timeline.runs) == sum(judged.recomputed.values())
+    assert max((run.memory_bytes for run in timeline.runs), default=graph.resident_bytes) == judged.peak_bytes
+    assert sorted(h.tensor for h in timeline.holdings if h.is_saved) == sorted(judged.saved)
+    assert sum(h.is_freed for h in timeline.holdings) == sum(isinstance(verb, sc.Free) for verb in schedule)
+
+
+@pytest.mark.parametrize(
+    ("operation", "layer"),
+    [
+        ("enc/l1.forward", "enc/l1"),
+        ("l1.forward[2]", "l1"),
+        ("0.forward_without_saving", "0"),
+        ("0.1.backward[1]", "0.1"),
+        ("h.0.mlp/addmm_3", "h.0.mlp"),
+        ("a/b/relu", "a/b"),
+        ("loss", "loss"),
+        (".forward", ".forward"),
+        ("/x", "/x"),
+        ("fast.forwards", "fast.forwards"),
+    ],
+)
+def test_operations_belong_to_layers_by_name(operation: str, layer: str) -> None:
+    assert layer_of(operation) == layer
