@@ -124,6 +124,7 @@ class _Sweep:
         self.seconds: dict[int, float] = {}
         self.found: list[_Found] = []
         self.starts: list[Schedule] = []
+        self.cuts: list[int] = []
         self._lock = Lock()
 
     def small_end(self) -> int:
@@ -145,7 +146,9 @@ class _Sweep:
                         return
                     share = min(1.0, workers / len(waiting))
                     budget = waiting.pop(0)
-                    problem = replace(self.problem, budget_bytes=budget, starts=tuple(self.starts))
+                    problem = replace(
+                        self.problem, budget_bytes=budget, starts=tuple(self.starts), cuts=tuple(self.cuts)
+                    )
                 begun = self.deadline.remaining
                 deadline = self.deadline.within(share * begun)
                 proposal = propose_with_bounds(problem, self.solver, deadline, self.seed)
@@ -159,6 +162,7 @@ class _Sweep:
 
     def _keep(self, budget: int, proposal: Proposal) -> None:
         self.proposals[budget] = proposal
+        self.cuts += [task for task in proposal.cuts if task not in self.cuts]
         if proposal.schedule is not None:
             judged = simulate(self.problem.graph, proposal.schedule)
             self.found.append(_Found(proposal, judged.time, judged.peak_bytes))

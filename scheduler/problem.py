@@ -49,6 +49,8 @@ class Problem:
         The chain that the graph is lowered from, for the solvers that work on chains.
     starts : tuple of Schedule
         Schedules of the graph that a search may start from, whether they fit or not.
+    cuts : tuple of int
+        Tasks that served `cuts` at other budgets, in the order in which they were found.
 
     Raises
     ------
@@ -63,6 +65,7 @@ class Problem:
     order: Order = "any"
     chain: Chain | None = None
     starts: tuple[Schedule, ...] = ()
+    cuts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget_bytes", parse_bytes(self.budget_bytes))

@@ -40,6 +40,8 @@ class Proposal:
         True if it is proven that no schedule of the problem's order fits.
     messages : tuple of str
         What a reader should know: cuts used, why nothing was found.
+    cuts : tuple of int
+        Tasks that served `cuts`, for the same graph at other budgets.
     """
 
     schedule: Schedule | None
@@ -48,6 +50,7 @@ class Proposal:
     bound_any: float = 0.0
     infeasible: bool = False
     messages: tuple[str, ...] = ()
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class _Best:
     bound_any: float = 0.0
     infeasible: bool = False
     messages: list[str] = field(default_factory=list)
+    cuts: tuple[int, ...] = ()
     _lock: Lock = field(default_factory=Lock)
 
     @property
@@ -112,6 +113,7 @@ class _Best:
             self.bound_any = max(self.bound_any, proposal.bound_any)
             self.infeasible = self.infeasible or proposal.infeasible
             self.messages += proposal.messages
+            self.cuts = self.cuts or proposal.cuts
             self.offer(proposal.schedule, proposal.search_space)
             if self.finished:
                 deadline.stop()
@@ -133,5 +135,11 @@ class _Best:
         bound = max(self.bounds.get(self.space, 0.0), self.bound_any)
         schedule = None if self.infeasible else self.schedule
         return Proposal(
-            schedule, self.space, bound, self.bound_any, infeasible=self.infeasible, messages=tuple(self.messages)
+            schedule,
+            self.space,
+            bound,
+            self.bound_any,
+            infeasible=self.infeasible,
+            messages=tuple(self.messages),
+            cuts=self.cuts,
         )

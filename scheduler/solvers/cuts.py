@@ -53,6 +53,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         bound_any=search.bound_any,
         infeasible=infeasible,
         messages=tuple(search.messages),
+        cuts=tuple(search.cuts),
     )
 
 
@@ -169,6 +170,9 @@ class _Search:
         behind = min(firsts, key=lambda task: (firsts[task] > peak, abs(firsts[task] - peak)))
         far = judged.peak_bytes > _NEARLY * self.problem.budget_bytes
         if len(self.cuts) >= 2 and far and self._is_near_a_cut(around):
+            shared = [task for task in self.problem.cuts if not self._is_near_a_cut(task)]
+            if shared:
+                return shared[0]
             self._try_pairs([self._last_over(firsts, judged), *self._champions()])
             gains = {task: gain for task, gain in self.gains.items() if gain > 0 and not self._is_near_a_cut(task)}
             if gains:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import scheduler as sc
-from scheduler.problem import Problem
-from scheduler.solvers.cuts import propose
+from scheduler.problem import Problem, parse_budget
+from scheduler.solvers.cuts import _Search, propose
 from scheduler.solvers.registry import Deadline
 from scheduler.solvers.relaxation import CutRelaxation, Precedence
 from tests.oracle import optimum
@@ -77,3 +77,23 @@ def test_precedence_in_any_order_follows_data_and_phases_only() -> None:
     assert [free.after(task) for task in range(4)] == [0b1100, 0b1000, 0b1000, 0]
     assert [given.before(task) for task in range(4)] == [0, 0b1, 0b11, 0b111]
     assert free.chain([1, 2, 3]) == [1, 3]
+
+
+def test_cuts_that_served_another_budget_spare_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = conv_net(16)
+    tried: list[int] = []
+    try_pairs = _Search._try_pairs
+
+    def counted(self: _Search, tasks: list[int]) -> None:
+        tried.append(len(tasks))
+        try_pairs(self, tasks)
+
+    monkeypatch.setattr(_Search, "_try_pairs", counted)
+    budget = parse_budget("45%", graph)
+    alone = propose(Problem(graph, budget), deadline=Deadline(4), seed=0)
+    trials = len(tried)
+    tried.clear()
+    shared = propose(Problem(graph, budget, cuts=alone.cuts), deadline=Deadline(4), seed=0)
+    assert len(tried) < trials
+    assert shared.cuts[: len(alone.cuts)] == alone.cuts
+    assert shared.bound <= sc.solve(graph, budget, time_limit=4).time
