@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import distributions
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from scheduler.api import check_options, lower, with_bounds
 from scheduler.errors import InvalidOptionError, MissingExtraError, UnsuitableProblemError
@@ -118,7 +118,7 @@ class Row:
         )
 
     @staticmethod
-    def from_dict(data: dict[str, object]) -> Row:
+    def from_dict(data: dict[str, Any]) -> Row:
         """Return the row that `dataclasses.asdict` wrote.
 
         Raises
@@ -132,7 +132,7 @@ class Row:
         ]
         if wrong:
             raise InvalidOptionError(f"not a row of a comparison: see {', '.join(map(repr, wrong))}")
-        return Row(**data)  # type: ignore[arg-type]
+        return Row(**data)
 
 
 @dataclass(frozen=True)

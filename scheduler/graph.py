@@ -6,15 +6,25 @@ schedule's part. All data is checked at birth and never changes.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
+from scheduler.checks import (
+    build,
+    check_keys,
+    check_name,
+    check_unique,
+    count_of,
+    instances,
+    mapping,
+    names_of,
+    sequence,
+    set_field,
+    sha256,
+    time_of,
+)
 from scheduler.errors import InvalidGraphError
 
 Phase = Literal["forward", "backward"]
@@ -23,7 +33,6 @@ Phase = Literal["forward", "backward"]
 GRAPH_FORMAT = "scheduler-graph"
 GRAPH_VERSION = 1
 _MOST_BYTES = 2**60
-_LONGEST_TIME = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +61,11 @@ class Tensor:
     storage: str | None = None
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "tensor")
-        _set(self, "size_bytes", _count(self.size_bytes, f'size_bytes of tensor "{self.name}"'))
+        check_name(self.name, "tensor")
+        set_field(self, "size_bytes", count_of(self.size_bytes, f'size_bytes of tensor "{self.name}"'))
         storage = self.name if self.storage is None else self.storage
-        _check_name(storage, f'storage of tensor "{self.name}"')
-        _set(self, "storage", storage)
+        check_name(storage, f'storage of tensor "{self.name}"')
+        set_field(self, "storage", storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +105,10 @@ class Operation:
     signature: str = ""
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "operation")
+        check_name(self.name, "operation")
         where = f'operation "{self.name}"'
-        _set(self, "inputs", _names(self.inputs, f"inputs of {where}"))
-        _set(self, "outputs", _names(self.outputs, f"outputs of {where}"))
+        set_field(self, "inputs", names_of(self.inputs, f"inputs of {where}"))
+        set_field(self, "outputs", names_of(self.outputs, f"outputs of {where}"))
         if len(set(self.outputs)) != len(self.outputs):
             raise InvalidGraphError(f"{where} makes the same tensor twice: {list(self.outputs)}")
         both = set(self.inputs) & set(self.outputs)
@@ -108,8 +117,8 @@ class Operation:
                 f'{where} reads and makes "{min(both)}": an operation never changes its input in place;'
                 " give the changed tensor a name of its own on the same storage"
             )
-        _set(self, "time", _time(self.time, f"time of {where}"))
-        _set(self, "workspace_bytes", _count(self.workspace_bytes, f"workspace_bytes of {where}"))
+        set_field(self, "time", time_of(self.time, f"time of {where}"))
+        set_field(self, "workspace_bytes", count_of(self.workspace_bytes, f"workspace_bytes of {where}"))
         if self.phase not in get_args(Phase):
             raise InvalidGraphError(f'phase of {where} is "forward" or "backward", not {self.phase!r}')
         if not isinstance(self.repeatable, bool):
@@ -162,18 +171,18 @@ class Graph:
     name: str = ""
 
     def __post_init__(self) -> None:
-        _set(self, "operations", _instances(self.operations, Operation, "operations"))
-        _set(self, "tensors", _instances(self.tensors, Tensor, "tensors"))
+        set_field(self, "operations", instances(self.operations, Operation, "operations"))
+        set_field(self, "tensors", instances(self.tensors, Tensor, "tensors"))
         for field in ("resident", "results", "required"):
-            names = _names(getattr(self, field), f"{field} of the graph")
-            _set(self, field, tuple(dict.fromkeys(names)))
+            names = names_of(getattr(self, field), f"{field} of the graph")
+            set_field(self, field, tuple(dict.fromkeys(names)))
         for field in ("time_unit", "name"):
             if not isinstance(getattr(self, field), str):
                 raise InvalidGraphError(f"{field} of the graph is text, not {getattr(self, field)!r}")
         if not self.operations:
             raise InvalidGraphError("a graph needs at least one operation")
-        _check_unique([operation.name for operation in self.operations], "operations")
-        _check_unique([tensor.name for tensor in self.tensors], "tensors")
+        check_unique([operation.name for operation in self.operations], "operations")
+        check_unique([tensor.name for tensor in self.tensors], "tensors")
         self._check_references()
         self._check_order()
         self._check_sizes()
@@ -212,7 +221,7 @@ class Graph:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over everything in the graph."""
-        return _sha256(self.to_dict())
+        return sha256(self.to_dict())
 
     @cached_property
     def structure_digest(self) -> str:
@@ -228,7 +237,7 @@ class Graph:
         storage_number: dict[int, int] = {}
         for tensor in number:
             storage_number.setdefault(index.storage_of[tensor], len(storage_number))
-        return _sha256(
+        return sha256(
             {
                 "operations": [
                     [
@@ -299,17 +308,19 @@ class Graph:
             If the data is not of that form, names an unknown field or another version, or
             the graph in it contradicts itself.
         """
-        fields = _mapping(data, "a graph")
+        fields = mapping(data, "a graph")
         if fields.get("format") != GRAPH_FORMAT or fields.get("version") != GRAPH_VERSION or fields["version"] is True:
             raise InvalidGraphError(
                 f'not a graph of format "{GRAPH_FORMAT}" version {GRAPH_VERSION}:'
                 f" format {fields.get('format')!r}, version {fields.get('version')!r}"
             )
-        _check_keys(fields, {"format", "version", *cls.__dataclass_fields__}, "the graph")
+        check_keys(fields, {"format", "version", *cls.__dataclass_fields__}, "the graph")
+        operations = sequence(fields.get("operations"), '"operations" of the graph')
+        tensors = sequence(fields.get("tensors"), '"tensors" of the graph')
         return cls(
-            operations=tuple(_build(Operation, entry) for entry in _sequence(fields, "operations")),
-            tensors=tuple(_build(Tensor, entry) for entry in _sequence(fields, "tensors")),
-            **{key: value for key, value in fields.items() if key in _OWN_FIELDS},  # type: ignore[arg-type]
+            operations=tuple(build(Operation, entry, "an operation") for entry in operations),
+            tensors=tuple(build(Tensor, entry, "a tensor") for entry in tensors),
+            **{key: value for key, value in fields.items() if key in _OWN_FIELDS},
         )
 
     def _check_references(self) -> None:
@@ -520,100 +531,3 @@ def _why_unavailable(operations: Sequence[Operation], reader: Operation, name: s
 
 
 _OWN_FIELDS = ("resident", "results", "required", "time_unit", "name")
-
-
-_Part = TypeVar("_Part", Operation, Tensor)
-
-
-def _build(kind: type[_Part], data: object) -> _Part:
-    fields = _mapping(data, f"a {kind.__name__.lower()}")
-    _check_keys(fields, set(kind.__dataclass_fields__), f"a {kind.__name__.lower()}")
-    try:
-        return kind(**fields)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise InvalidGraphError(f"a {kind.__name__.lower()} lacks a field: {error}") from None
-
-
-def _mapping(data: object, what: str) -> Mapping[str, object]:
-    if not isinstance(data, Mapping):
-        raise InvalidGraphError(f"{what} is a JSON object, not {type(data).__name__}")
-    return data
-
-
-def _sequence(fields: Mapping[str, object], key: str) -> list[object]:
-    value = fields.get(key)
-    if not isinstance(value, list):
-        raise InvalidGraphError(f'"{key}" of the graph is a JSON list, not {type(value).__name__}')
-    return value
-
-
-def _check_keys(fields: Mapping[str, object], known: set[str], what: str) -> None:
-    unknown = [key for key in fields if key not in known]
-    if unknown:
-        raise InvalidGraphError(f"{what} has an unknown field {unknown[0]!r}; known are {sorted(known)}")
-
-
-def _check_name(name: object, what: str) -> None:
-    if not isinstance(name, str) or not name:
-        raise InvalidGraphError(f"the name of a {what} is non-empty text, not {name!r}")
-    if not name.isprintable():
-        raise InvalidGraphError(f"the name of a {what} has unprintable characters: {name!r}")
-
-
-def _check_unique(names: list[str], what: str) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise InvalidGraphError(f'two {what} are called "{name}"')
-        seen.add(name)
-
-
-def _names(values: object, what: str) -> tuple[str, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InvalidGraphError(f"{what} are a sequence of names, not {values!r}")
-    names = tuple(values)
-    for name in names:
-        if not isinstance(name, str):
-            raise InvalidGraphError(f"{what} are names, not {name!r}")
-    return names
-
-
-def _instances(values: object, kind: type, what: str) -> tuple[object, ...]:
-    if not isinstance(values, Iterable):
-        raise InvalidGraphError(f"{what} are a sequence, not {type(values).__name__}")
-    entries = tuple(values)
-    for entry in entries:
-        if not isinstance(entry, kind):
-            raise InvalidGraphError(f"{what} are {kind.__name__} values, not {type(entry).__name__}")
-    return entries
-
-
-def _count(value: object, what: str) -> int:
-    try:
-        count = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidGraphError(f"{what} is a whole number, not {value!r}") from None
-    if isinstance(value, bool) or count < 0:
-        raise InvalidGraphError(f"{what} is a whole number >= 0, not {value!r}")
-    return count
-
-
-def _time(value: object, what: str) -> float:
-    if isinstance(value, (bool, str)):
-        raise InvalidGraphError(f"{what} is a number, not {value!r}")
-    try:
-        time = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidGraphError(f"{what} is a finite number, not {value!r}") from None
-    if not math.isfinite(time) or not 0 <= time <= _LONGEST_TIME:
-        raise InvalidGraphError(f"{what} is a finite number from 0 to {_LONGEST_TIME:g}, not {value!r}")
-    return time + 0.0  # -0.0 becomes 0.0: equal values have equal digests
-
-
-def _set(instance: object, field: str, value: object) -> None:
-    object.__setattr__(instance, field, value)
-
-
-def _sha256(data: object) -> str:
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()

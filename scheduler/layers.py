@@ -7,26 +7,24 @@ saving and a backward of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from typing import cast
 
-from scheduler.errors import InvalidGraphError
-from scheduler.graph import (
-    Graph,
-    Operation,
-    Tensor,
-    _check_keys,
-    _check_name,
-    _check_unique,
-    _count,
-    _instances,
-    _mapping,
-    _set,
-    _sha256,
-    _time,
+from scheduler.checks import (
+    build,
+    check_name,
+    check_unique,
+    count_of,
+    instances,
+    mapping,
+    sequence,
+    set_field,
+    sha256,
+    time_of,
 )
+from scheduler.errors import InvalidGraphError
+from scheduler.graph import Graph, Operation, Tensor
 
 CHAIN_FORMAT = "scheduler-chain"
 CHAIN_VERSION = 1
@@ -119,17 +117,17 @@ class Layer:
     modes: tuple[Mode, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "layer")
+        check_name(self.name, "layer")
         if self.gradient_bytes is None:
-            _set(self, "gradient_bytes", self.output_bytes)
+            set_field(self, "gradient_bytes", self.output_bytes)
         if self.forward_without_saving_time is None:
-            _set(self, "forward_without_saving_time", self.forward_time)
+            set_field(self, "forward_without_saving_time", self.forward_time)
         where = f'layer "{self.name}"'
         _check_numbers(self, where)
         for name in ("keeps_input", "keeps_output"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidGraphError(f"{name} of {where} is a bool, not {getattr(self, name)!r}")
-        _set(self, "modes", _instances(self.modes, Mode, f"modes of {where}"))
+        set_field(self, "modes", instances(self.modes, Mode, f"modes of {where}"))
 
     @property
     def all_modes(self) -> tuple[Mode, ...]:
@@ -179,11 +177,11 @@ class Chain:
     name: str = ""
 
     def __post_init__(self) -> None:
-        _set(self, "layers", _instances(self.layers, Layer, "layers of a chain"))
+        set_field(self, "layers", instances(self.layers, Layer, "layers of a chain"))
         if not self.layers:
             raise InvalidGraphError("a chain needs at least one layer")
-        _check_unique([layer.name for layer in self.layers], "layers")
-        _set(self, "input_bytes", _count(self.input_bytes, "input_bytes of the chain"))
+        check_unique([layer.name for layer in self.layers], "layers")
+        set_field(self, "input_bytes", count_of(self.input_bytes, "input_bytes of the chain"))
         if not isinstance(self.input_needs_gradient, bool):
             raise InvalidGraphError(f"input_needs_gradient is a bool, not {self.input_needs_gradient!r}")
         for field in ("time_unit", "name"):
@@ -211,7 +209,7 @@ class Chain:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over everything in the chain."""
-        return _sha256(self.to_dict())
+        return sha256(self.to_dict())
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -238,14 +236,14 @@ class Chain:
             If the data is not of that form, names an unknown field or another version, or
             the chain in it contradicts itself.
         """
-        entries = dict(_mapping(data, "a chain"))
+        entries = dict(mapping(data, "a chain"))
         kind, version = entries.pop("format", None), entries.pop("version", None)
         if kind != CHAIN_FORMAT or version != CHAIN_VERSION:
             raise InvalidGraphError(
                 f'not a chain of format "{CHAIN_FORMAT}" version {CHAIN_VERSION}: format {kind!r}, version {version!r}'
             )
-        layers = [_build_layer(entry) for entry in _list(entries.pop("layers", None), "layers of the chain")]
-        return cast(Chain, _build(cls, {**entries, "layers": layers}, "a chain"))
+        layers = [_build_layer(entry) for entry in sequence(entries.pop("layers", None), '"layers" of the chain')]
+        return build(cls, {**entries, "layers": layers}, "a chain")
 
 
 @dataclass(frozen=True)
@@ -365,9 +363,9 @@ def _lower(chain: Chain) -> LoweredChain:
 def _check_numbers(value: Layer | Mode, where: str) -> None:
     for field in fields(value):
         if field.name.endswith("_bytes"):
-            _set(value, field.name, _count(getattr(value, field.name), f"{field.name} of {where}"))
+            set_field(value, field.name, count_of(getattr(value, field.name), f"{field.name} of {where}"))
         elif field.name.endswith("_time"):
-            _set(value, field.name, _time(getattr(value, field.name), f"{field.name} of {where}"))
+            set_field(value, field.name, time_of(getattr(value, field.name), f"{field.name} of {where}"))
 
 
 def _plain(value: Layer | Mode) -> dict[str, object]:
@@ -375,21 +373,6 @@ def _plain(value: Layer | Mode) -> dict[str, object]:
 
 
 def _build_layer(data: object) -> Layer:
-    entries = dict(_mapping(data, "a layer"))
-    modes = [_build(Mode, entry, "a mode") for entry in _list(entries.pop("modes", []), "modes of a layer")]
-    return cast(Layer, _build(Layer, {**entries, "modes": modes}, "a layer"))
-
-
-def _build(kind: type[Chain | Layer | Mode], data: object, what: str) -> Chain | Layer | Mode:
-    entries: Mapping[str, object] = _mapping(data, what)
-    _check_keys(dict(entries), {field.name for field in fields(kind)}, what)
-    try:
-        return kind(**entries)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise InvalidGraphError(f"{what} lacks a field: {error}") from None
-
-
-def _list(value: object, what: str) -> Iterable[object]:
-    if not isinstance(value, list):
-        raise InvalidGraphError(f"{what} are a JSON list, not {type(value).__name__}")
-    return value
+    entries = dict(mapping(data, "a layer"))
+    modes = [build(Mode, entry, "a mode") for entry in sequence(entries.pop("modes", []), '"modes" of a layer')]
+    return build(Layer, {**entries, "modes": modes}, "a layer")

@@ -14,9 +14,10 @@ import functools
 import keyword
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from scheduler.errors import PlanMismatchError
 from scheduler.graph import Graph
@@ -310,7 +311,7 @@ class _Generator:
         return lines
 
     def _scratch(self, statistic: object) -> str:
-        value = statistic.meta["val"]  # type: ignore[attr-defined]
+        value = cast(fx.Node, statistic).meta["val"]
         make = functools.partial(torch.empty, tuple(value.shape), dtype=value.dtype, device=value.device)
         return f"{self._constant(make)}()"
 
