@@ -238,16 +238,27 @@ def _last_read(m, s, tensor, after, before):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _next_make(m, s, tensor, slot):  # type: ignore[no-untyped-def]
-    """Return the first slot after this one that makes a tensor; the number of slots for none."""
+def _next_run(s, ops, slot):  # type: ignore[no-untyped-def]
+    """Return the first slot after this one that runs any of these operations; the number of slots for none."""
     best = s.run.shape[0]
-    for e in range(m.maker_start[tensor], m.maker_start[tensor + 1]):
-        op = m.makers[e]
+    for op in ops:
         for k in range(s.times_run[op]):
             if s.occurrences[op, k] > slot:
                 best = min(best, s.occurrences[op, k])
                 break
     return best
+
+
+@_kernel
+def _next_make(m, s, tensor, slot):  # type: ignore[no-untyped-def]
+    """Return the first slot after this one that makes a tensor; the number of slots for none."""
+    return _next_run(s, m.makers[m.maker_start[tensor] : m.maker_start[tensor + 1]], slot)
+
+
+@_kernel
+def _next_read(m, s, tensor, slot):  # type: ignore[no-untyped-def]
+    """Return the first slot after this one that reads a tensor; the number of slots for none."""
+    return _next_run(s, m.readers[m.reader_start[tensor] : m.reader_start[tensor + 1]], slot)
 
 
 @_kernel
@@ -603,18 +614,6 @@ def _near_or_far(s, slot, low, high):  # type: ignore[no-untyped-def]
         reach = 2 + _pick(s, 24)
         low, high = max(low, slot - reach), min(high, slot + reach)
     return _empty_slot(s, low, high, False)
-
-
-@_kernel
-def _next_read(m, s, tensor, slot):  # type: ignore[no-untyped-def]
-    best = s.run.shape[0]
-    for e in range(m.reader_start[tensor], m.reader_start[tensor + 1]):
-        op = m.readers[e]
-        for k in range(s.times_run[op]):
-            if s.occurrences[op, k] > slot:
-                best = min(best, s.occurrences[op, k])
-                break
-    return best
 
 
 @_kernel

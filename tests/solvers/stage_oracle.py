@@ -1,4 +1,4 @@
-"""Every schedule of stages of a small graph, judged one by one."""
+"""Every schedule of stages of a small graph, judged one by one, and what holds a solver to the best of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 import scheduler as sc
 from scheduler.errors import InvalidScheduleError
+from scheduler.problem import Problem
 from scheduler.schedule import schedule_from_runs
+from scheduler.solvers.registry import Deadline, Propose
 
 
 @st.composite
@@ -49,3 +51,18 @@ def best_of_all_stages(graph: sc.Graph, budget: int, *, most_runs: int = 99) -> 
         if judged.peak_bytes <= budget:
             best = min(best, judged.time)
     return best
+
+
+def check_against_all_stages(propose: Propose, graph: sc.Graph, tighter: int, *, most_runs: int = 99) -> None:
+    """Hold a solver to the best of all schedules of stages, at so many bytes under the peak, or at the floor."""
+    problem = Problem(graph, 2**40)
+    budget = max(problem.floor.bytes, problem.baseline.peak_bytes - tighter)
+    best = best_of_all_stages(graph, budget, most_runs=most_runs)
+    proposal = propose(Problem(graph, budget), deadline=Deadline(20), seed=0)
+    assert proposal.bound == best
+    if best == math.inf:
+        assert proposal.schedule is None
+    else:
+        assert proposal.schedule is not None
+        judged = sc.simulate(graph, proposal.schedule)
+        assert (judged.time, judged.peak_bytes <= budget) == (best, True)

@@ -20,24 +20,14 @@ from scheduler.problem import Problem
 from scheduler.solvers.intervals import propose
 from scheduler.solvers.registry import Deadline
 from tests.oracle import optimum
-from tests.solvers.stage_oracle import best_of_all_stages, plain_graphs
+from tests.solvers.stage_oracle import check_against_all_stages, plain_graphs
 from tests.training_graphs import conv_net, uniform_chain
 
 
 @settings(max_examples=40, deadline=None)
 @given(graph=plain_graphs(), tighter=st.integers(0, 4))
 def test_it_is_the_best_of_all_schedules_of_two_intervals(graph: sc.Graph, tighter: int) -> None:
-    problem = Problem(graph, 2**40)
-    budget = max(problem.floor.bytes, problem.baseline.peak_bytes - tighter)
-    best = best_of_all_stages(graph, budget, most_runs=2)
-    proposal = propose(Problem(graph, budget), deadline=Deadline(20), seed=0)
-    assert proposal.bound == best
-    if best == math.inf:
-        assert proposal.schedule is None
-    else:
-        assert proposal.schedule is not None
-        judged = sc.simulate(graph, proposal.schedule)
-        assert (judged.time, judged.peak_bytes <= budget) == (best, True)
+    check_against_all_stages(propose, graph, tighter, most_runs=2)
 
 
 @pytest.mark.parametrize("budget", range(20, 33, 4))
