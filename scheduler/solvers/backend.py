@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,15 +69,33 @@ class Programme:
         self._row(name, terms, pulp.LpConstraintLE, most)
 
     def minimize(self, deadline: Deadline, *, relative_gap: float = 1e-7) -> MilpResult:
-        """Solve by the deadline: HiGHS, or CBC where HiGHS is missing."""
+        """Solve by the deadline: HiGHS, or CBC where HiGHS is missing or fails; nothing is known where both do."""
         self.problem.setObjective(pulp.LpAffineExpression(self.cost))
-        if deadline.passed:
-            return MilpResult(False, False, -math.inf, math.inf)
-        if not self._variables:
+        if not self._variables and not deadline.passed:
             return self._constant()
-        if pulp.HiGHS(msg=False).available():
-            return self._minimize_highs(deadline, relative_gap)
-        return self._minimize_cbc(deadline)
+        if not deadline.passed and pulp.HiGHS(msg=False).available():
+            with suppress(Exception):  # of whatever kind: the answer of the other solvers is not to be lost by it
+                return self._minimize_highs(deadline, relative_gap)
+        if not deadline.passed:
+            with suppress(Exception):  # no CBC, or one that died
+                return self._minimize_cbc(deadline)
+        return MilpResult(False, False, -math.inf, math.inf)
+
+    def relax(self, deadline: Deadline, row: str) -> tuple[float, float] | None:
+        """Solve without integrality; return the objective, and how it falls as the limit of a row grows.
+
+        None if there is no point, or none was found in time; or HiGHS, whose duals it takes, is missing.
+        """
+        solver = pulp.HiGHS(mip=False, msg=False, timeLimit=max(0.01, deadline.remaining), threads=1)
+        if not self._variables or not solver.available():
+            return None
+        self.problem.setObjective(pulp.LpAffineExpression(self.cost))
+        with suppress(Exception):
+            self.problem.solve(solver)
+        if self.problem.sol_status != pulp.LpSolutionOptimal:
+            return None
+        price = next(entry.pi for entry in self._rows if entry.name.startswith(row))
+        return self._objective(), max(0.0, -price)
 
     def _constant(self) -> MilpResult:
         # Without variables each row reads 0 >= limit or 0 <= limit; PuLP keeps -limit as its constant.

@@ -9,14 +9,14 @@ import numpy as np
 from scheduler.graph import Graph
 from scheduler.solvers.anneal_kernels import Model
 from scheduler.solvers.kernels import _flat
+from scheduler.solvers.views import fold_views
 from scheduler.solvers.walk import cheapest_makers
 
 
 class Contraction:
     """A graph as annealing sees it: views are read where their base lies.
 
-    A view (an operation that can run again, has no workspace, reads one instance and makes
-    nothing beside it) is folded: who reads it reads its base. Its first run stays in the
+    A view is folded (`fold_views`): who reads it reads its base. Its first run stays in the
     sequence as a reader of the base that makes nothing; `expand` runs it again before a
     reader where the base is new. Other outputs on an input's storage are counted as new
     bytes, so that the memory here is that of the judge or more.
@@ -29,24 +29,15 @@ class Contraction:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         index = graph.index
-        self.root = [-1 if resident else t for t, resident in enumerate(index.is_resident)]
+        views = fold_views(graph)
+        self.root, self.folded = views.root, views.folded
         self.views: list[tuple[int, ...]] = [()] * len(graph.tensors)
         """Per folded tensor, the views to run on its base, itself included, in order."""
-        self.folded = [False] * len(graph.operations)
-        for i, operation in enumerate(graph.operations):
-            roots = {self.root[t] for t in index.inputs[i]} - {-1}
-            storages = {index.storage_of[t] for t in index.outputs[i]}
-            if (
-                len(roots) == 1
-                and operation.repeatable
-                and operation.workspace_bytes == 0
-                and storages == {index.storage_of[min(roots)]}
-                and len(index.tasks[index.task_of[i]]) == 1
-            ):
-                self.folded[i] = True
+        for i in range(len(graph.operations)):
+            if self.folded[i]:
                 chain = sorted({view for t in index.inputs[i] for view in self.views[t]} | {i})
                 for t in index.outputs[i]:
-                    self.root[t], self.views[t] = min(roots), tuple(chain)
+                    self.views[t] = tuple(chain)
 
     def contract(self, runs: Sequence[int]) -> tuple[list[int], list[bool], dict[int, int]]:
         """Return the sequence of runs to anneal, which of them are fixed, and who leads each task."""

@@ -233,12 +233,16 @@ def decode(graph: Graph, chain: Sequence[int], live: Sequence[frozenset[int]]) -
     index = graph.index
     keep = dict(zip(chain, live, strict=True))
     walk = Walk(graph)
+    made: set[int] = set()
     for i in index.defaults:
         task = index.task_of[i]
         if task in keep:
-            walk.ensure(t for t in keep[task] if walk.can_make(t))
+            # What never stood is left to whoever reads it: a forward operation cannot begin here.
+            walk.ensure(t for t in keep[task] if t in made and walk.can_make(t))
             walk.keep_only(keep[task])
+        begun = len(walk.runs)
         walk.run(i)
+        made.update(t for run in walk.runs[begun:] for t in index.outputs[run])
     walk.ensure(t for t, result in enumerate(index.is_result) if result)
     return schedule_from_runs(graph, walk.runs)
 

@@ -18,6 +18,7 @@ from scheduler.graph import Graph
 from scheduler.problem import Order, necessary_tasks
 from scheduler.solvers.backend import MilpResult, Programme, is_set
 from scheduler.solvers.registry import Deadline
+from scheduler.solvers.views import fold_views
 
 _LARGEST_COEFFICIENT = 2**24
 
@@ -66,7 +67,7 @@ class Precedence:
         self.order = order
         self.tasks = len(graph.index.tasks)
         self._ancestors = [] if order == "given" else _ancestors(graph)
-        self._descendants = [] if order == "given" else _reverse(self._ancestors)
+        self._descendants: dict[int, int] = {}
 
     def before(self, task: int) -> int:
         """Return the tasks before that one, as bits."""
@@ -76,6 +77,9 @@ class Precedence:
         """Return the tasks after that one, as bits."""
         if self.order == "given":
             return ((1 << self.tasks) - 1) ^ ((1 << (task + 1)) - 1)
+        if task not in self._descendants:
+            bits = "".join("1" if before >> task & 1 else "0" for before in reversed(self._ancestors))
+            self._descendants[task] = int(bits, 2)
         return self._descendants[task]
 
     def chain(self, tasks: Sequence[int]) -> list[int]:
@@ -111,8 +115,13 @@ class CutRelaxation:
         self.before = [precedence.before(cut) for cut in cuts]
         self.after = [precedence.after(cut) for cut in cuts]
         self.necessary = set(necessary_tasks(graph))
+        # Who reads a free view reads what it looks at: without it the programme is smaller and its relaxation tighter.
+        views = fold_views(graph, free=True)
+        self.folded = views.folded
+        self.inputs = [sorted({views.root[t] for t in ids} - {-1}) for ids in self.index.inputs]
+        self.results = {views.root[t] for t, result in enumerate(self.index.is_result) if result}
         self.times, self.time_scale = _scaled_times(graph)
-        self.byte_scale = _byte_scale(graph, max(budgets))
+        self.byte_scale, self.exact_bytes = _byte_scale(graph, max(budgets))
         self.programme = Programme("cuts")
         self.constant = 0.0
         self.first_run: dict[int, pulp.LpVariable] = {}
@@ -145,6 +154,18 @@ class CutRelaxation:
         live = tuple(frozenset(t for t, variable in saved.items() if is_set(variable)) for saved in self.saved)
         return CutAnswer(least * self.time_scale, live, claimed * self.time_scale, exact)
 
+    def relaxed(self, deadline: Deadline) -> tuple[float, float] | None:
+        """Return a lower bound on the time for the first cut's budget, and the time that a byte more saves at most.
+
+        The two make a line below the time for every budget. None if no line was found.
+        """
+        found = self.programme.relax(deadline, "bytes_0_")
+        if found is None:
+            return None
+        value, price = found
+        # What a solver's tolerances may have added is taken off again.
+        return (self.constant + value * (1 - 1e-9)) * self.time_scale, price * self.time_scale / self.byte_scale
+
     def _add_first_runs(self) -> None:
         """A[o]: operation o is its task's first run; needed where a task has a choice or may be left out."""
         constant = []
@@ -167,6 +188,8 @@ class CutRelaxation:
     def _add_variables(self, k: int) -> None:
         for number in _bits(self.before[k]):
             for i in self.index.tasks[number]:
+                if self.folded[i]:
+                    continue
                 if self.graph.operations[i].repeatable:
                     make = self.programme.fraction if self._continuous else self.programme.binary
                     self.again[k + 1][i] = make(f"again_{k + 1}", self.times[i])
@@ -200,7 +223,7 @@ class CutRelaxation:
                 terms.append((self.first_run[i], float(own // scale)))
             else:
                 free -= own
-            for tensor in index.inputs[i]:
+            for tensor in self.inputs[i]:
                 if tensor in self.saved[k]:
                     # The cut's operation reads its inputs: they are live.
                     row = [(self.saved[k][tensor], 1.0)]
@@ -208,7 +231,8 @@ class CutRelaxation:
                         self.programme.at_least(f"input_{k}", [*row, (self.first_run[i], -1.0)], 0)
                     else:
                         self.programme.at_least(f"input_{k}", row, 1)
-        self.programme.at_most(f"bytes_{k}", terms, -(-free // scale))
+        # Sums of multiples of the scale stay within a limit if they stay within it rounded down.
+        self.programme.at_most(f"bytes_{k}", terms, free // scale if self.exact_bytes else -(-free // scale))
 
     def _made_bytes(self, i: int) -> int:
         index = self.index
@@ -227,7 +251,7 @@ class CutRelaxation:
             intervals = [k] if k == last or self.before[k + 1] >> number & 1 else range(k, last + 1)
             for i in self.index.tasks[number]:
                 first = self.first_run.get(i)
-                for tensor in self.index.inputs[i]:
+                for tensor in self.inputs[i]:
                     if tensor not in self.saved[k]:
                         continue
                     row = [(self.saved[k][tensor], 1.0)]
@@ -240,7 +264,7 @@ class CutRelaxation:
     def _add_recomputation(self, k: int) -> None:
         """What is computed again has its inputs live at the cut or computed again as well."""
         for i, again in self.again[k + 1].items():
-            for tensor in self.index.inputs[i]:
+            for tensor in self.inputs[i]:
                 if tensor in self.saved[k]:
                     row = [(again, 1.0), (self.saved[k][tensor], -1.0)]
                     row += [(variable, -1.0) for variable, _ in self._made_again(tensor, k)]
@@ -263,7 +287,7 @@ class CutRelaxation:
     def _add_results(self) -> None:
         last = len(self.cuts) - 1
         for tensor, saved in self.saved[last].items():
-            if self.index.is_result[tensor]:
+            if tensor in self.results:
                 # A result made before the last cut is live at it or made again.
                 self.programme.at_least("result", [(saved, 1.0), *self._made_again(tensor, last)], 1)
 
@@ -294,14 +318,6 @@ def _ancestors(graph: Graph) -> list[int]:
     return ancestors
 
 
-def _reverse(ancestors: list[int]) -> list[int]:
-    descendants = [0] * len(ancestors)
-    for task, before in enumerate(ancestors):
-        for other in _bits(before):
-            descendants[other] |= 1 << task
-    return descendants
-
-
 def _bits(mask: int) -> list[int]:
     text = bin(mask)[:1:-1]
     found, position = [], text.find("1")
@@ -327,13 +343,11 @@ def _lowest_bit(value: float) -> float:
     return (numerator & -numerator) / denominator
 
 
-def _byte_scale(graph: Graph, budget: int) -> int:
-    """Return a power of two that keeps bytes exact where they stay small."""
+def _byte_scale(graph: Graph, budget: int) -> tuple[int, bool]:
+    """Return a power of two, and whether all sizes are multiples of it, as they are where they stay small."""
     sizes = [size for size in graph.index.storage_bytes if size]
     sizes += [operation.workspace_bytes for operation in graph.operations if operation.workspace_bytes]
-    sizes += [budget - graph.index.resident_bytes]
-    exact = min(size & -size for size in sizes if size) if any(sizes) else 1
-    scale = exact
+    exact = scale = min((size & -size for size in sizes), default=1)
     while budget // scale > _LARGEST_COEFFICIENT:
         scale *= 2
-    return scale
+    return scale, scale == exact

@@ -90,10 +90,10 @@ def test_cuts_that_served_another_budget_spare_the_trials(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(_Search, "_try_pairs", counted)
     budget = parse_budget("45%", graph)
-    alone = propose(Problem(graph, budget), deadline=Deadline(4), seed=0)
+    alone = propose(Problem(graph, budget), deadline=Deadline(8), seed=0)
     trials = len(tried)
     tried.clear()
-    shared = propose(Problem(graph, budget, cuts=alone.cuts), deadline=Deadline(4), seed=0)
+    shared = propose(Problem(graph, budget, cuts=alone.cuts), deadline=Deadline(8), seed=0)
     assert len(tried) < trials
     assert shared.cuts[: len(alone.cuts)] == alone.cuts
     assert shared.bound <= sc.solve(graph, budget, time_limit=4).time
