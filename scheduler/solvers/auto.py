@@ -19,7 +19,11 @@ from scheduler.solvers.registry import Deadline, Propose, load_solver
 from scheduler.solvers.small_end import smallest_peak
 
 QUICK = ("save-all", "greedy", "segments")
-PARTS = ("chain", *QUICK, "cuts", "anneal")
+PARTS = ("chain", *QUICK, "cuts", "blocks", "anneal")
+DEEP, VERY_DEEP = 3_000, 30_000
+"""Operations from which on `blocks` comes first, and from which on nothing else is of use where it serves."""
+SHARE_OF_BLOCKS = 0.3
+"""Of the time, where `cuts` did not end the matter by itself."""
 HEAD_START, SHARE_OF_HEAD_START = 4.0, 0.4
 """Seconds, and share of the time, that `cuts` has alone: mostly it needs no more."""
 SHORT = 25.0
@@ -34,7 +38,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     Chains go to `chain`, whose answer stands unless another solver beats it. Otherwise the
     quick methods give a first answer, `cuts` proves it or finds a better one, and where a
-    gap remains `anneal` searches beside it, and once more from the best of both.
+    gap remains `blocks`, if the graph falls apart, and `anneal` search beside it, and once
+    more from the best of all. Deep networks go to `blocks` first, and there the matter ends
+    where it proves its answer.
 
     Guarantee: never worse than its parts in the time that each has, and a schedule wherever
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
@@ -45,6 +51,11 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         best.ask("chain", deadline.within(SHARE_OF_FIRST_ROUND * deadline.remaining), seed)
         deadline = best.second_look(deadline, begun)
     search = deadline.within(SHARE_OF_FIRST_ROUND * deadline.remaining)
+    operations = len(problem.graph.operations)
+    if problem.chain is None and operations >= DEEP:
+        best.ask("blocks", search, seed)
+        if best.schedule is not None and (best.settled or operations >= VERY_DEEP):
+            return best.proposal()
     for name in QUICK:
         best.ask(name, search, seed)
     if best.schedule is None and not best.finished:
@@ -53,6 +64,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         proof = pool.submit(best.ask, "cuts", search, seed)
         wait([proof], timeout=min(HEAD_START, SHARE_OF_HEAD_START * search.remaining))
         if not proof.done():
+            if problem.chain is None and operations < DEEP:
+                best.ask("blocks", search.within(SHARE_OF_BLOCKS * search.remaining), seed)
             walkers = 1 if search.remaining < SHORT else anneal.WALKERS
             best.take(partial(anneal.search, walkers=walkers), search, seed)
         proof.result()

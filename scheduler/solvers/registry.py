@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol, cast
 
-from scheduler.errors import UnknownSolverError
+from scheduler.errors import MissingExtraError, UnknownSolverError
 from scheduler.problem import Problem
 from scheduler.solution import Proposal
 
@@ -24,6 +24,7 @@ MODULES: dict[str, str] = {
     "greedy": "scheduler.solvers.greedy",
     "cuts": "scheduler.solvers.cuts",
     "anneal": "scheduler.solvers.anneal",
+    "blocks": "scheduler.solvers.blocks",
     "milp": "scheduler.solvers.milp",
     "lower-sets": "scheduler.solvers.lower_sets",
     "chain": "scheduler.solvers.chain",
@@ -118,7 +119,14 @@ def load_solver(name: str) -> Propose:
     ------
     UnknownSolverError
         If no solver has that name.
+    MissingExtraError
+        If what it builds on is not installed.
     """
     if name not in MODULES:
         raise UnknownSolverError(f'unknown solver "{name}"; known are {", ".join(MODULES)}')
-    return cast(Propose, import_module(MODULES[name]).propose)
+    try:
+        return cast(Propose, import_module(MODULES[name]).propose)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f'"{name}" needs {error.name}, which is not installed: pip install --force-reinstall checkpoint-scheduler'
+        ) from error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
 
 import scheduler as sc
+from scheduler.errors import UnsuitableProblemError
 from scheduler.solvers.auto import PARTS
 from tests.training_graphs import conv_net, uniform_chain
 
@@ -39,7 +41,7 @@ def test_no_part_is_better(share: str) -> None:
     graph = conv_net(5)
     best = sc.solve(graph, share, time_limit=8).time
     for part in PARTS:
-        if part != "chain":
+        with contextlib.suppress(UnsuitableProblemError):
             assert best <= sc.solve(graph, share, solver=part, time_limit=2).time
 
 
