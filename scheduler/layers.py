@@ -14,6 +14,7 @@ from typing import cast
 from scheduler.checks import (
     build,
     check_name,
+    check_text,
     check_unique,
     count_of,
     instances,
@@ -153,6 +154,8 @@ class Chain:
         Input of the first layer; resident (the batch).
     input_needs_gradient : bool
         Whether the gradient of the input is a result; it is as large as the input.
+    resident : iterable of Tensor
+        What else is live throughout, such as the optimizer's state.
     time_unit : str
         Unit of all times, for example "s" or "FLOP".
     name : str
@@ -173,6 +176,7 @@ class Chain:
     input_bytes: int
     _: KW_ONLY
     input_needs_gradient: bool = False
+    resident: tuple[Tensor, ...] = ()
     time_unit: str = "s"
     name: str = ""
 
@@ -184,9 +188,9 @@ class Chain:
         set_field(self, "input_bytes", count_of(self.input_bytes, "input_bytes of the chain"))
         if not isinstance(self.input_needs_gradient, bool):
             raise InvalidGraphError(f"input_needs_gradient is a bool, not {self.input_needs_gradient!r}")
+        set_field(self, "resident", instances(self.resident, Tensor, "resident tensors of a chain"))
         for field in ("time_unit", "name"):
-            if not isinstance(getattr(self, field), str):
-                raise InvalidGraphError(f"{field} of the chain is text, not {getattr(self, field)!r}")
+            check_text(getattr(self, field), f"{field} of the chain")
 
     @cached_property
     def lowered(self) -> LoweredChain:
@@ -223,6 +227,7 @@ class Chain:
             "time_unit": self.time_unit,
             "input_bytes": self.input_bytes,
             "input_needs_gradient": self.input_needs_gradient,
+            "resident": {tensor.name: tensor.size_bytes for tensor in self.resident},
             "layers": [{**_plain(layer), "modes": [_plain(mode) for mode in layer.modes]} for layer in self.layers],
         }
 
@@ -243,7 +248,9 @@ class Chain:
                 f'not a chain of format "{CHAIN_FORMAT}" version {CHAIN_VERSION}: format {kind!r}, version {version!r}'
             )
         layers = [_build_layer(entry) for entry in sequence(entries.pop("layers", None), '"layers" of the chain')]
-        return build(cls, {**entries, "layers": layers}, "a chain")
+        sizes = mapping(entries.pop("resident", {}), '"resident" of the chain')
+        resident = [Tensor(name, size) for name, size in sizes.items()]
+        return build(cls, {**entries, "layers": layers, "resident": resident}, "a chain")
 
 
 @dataclass(frozen=True)
@@ -333,6 +340,8 @@ def _lower(chain: Chain) -> LoweredChain:
             )
         )
         source, source_gradient = output, (gradient,)
+    tensors += chain.resident
+    resident += [tensor.name for tensor in chain.resident]
     loss = len(operations)
     operations += [
         Operation("loss", (source,), ("loss",), 0.0, signature="loss"),

@@ -30,6 +30,8 @@ class Simulation:
         Largest memory at any moment, resident tensors included.
     peak_operation : str
         The operation during whose run the peak first stands.
+    live_peak_bytes : int
+        Largest memory at any moment if no operation had a workspace.
     memory : ndarray of int64, shape (verbs,)
         Bytes during each `Compute` and after each `Free`, resident tensors included.
     recomputed : mapping of str to int
@@ -44,6 +46,7 @@ class Simulation:
     time: float
     peak_bytes: int
     peak_operation: str
+    live_peak_bytes: int
     memory: npt.NDArray[np.int64]
     recomputed: Mapping[str, int]
     saved: tuple[str, ...]
@@ -105,6 +108,7 @@ class _Machine:
         self.memory: list[int] = []
         self.peak_bytes = self.index.resident_bytes
         self.peak_operation = ""
+        self.live_peak_bytes = self.index.resident_bytes
         self.in_backward = False
         self.boundary: tuple[tuple[str, ...], int] = ((), 0)
 
@@ -128,7 +132,8 @@ class _Machine:
             if storage not in viewed and storage not in made:
                 made[storage] = -1
                 made_bytes += index.storage_bytes[storage]
-        during = self.live_bytes + made_bytes + self.graph.operations[i].workspace_bytes
+        live_bytes = self.live_bytes + made_bytes
+        during = live_bytes + self.graph.operations[i].workspace_bytes
         for tensor in fresh:
             storage = storage_of[tensor]
             if storage in viewed:
@@ -144,6 +149,7 @@ class _Machine:
         self.memory.append(during)
         if during > self.peak_bytes or not self.peak_operation:
             self.peak_bytes, self.peak_operation = during, verb.operation
+        self.live_peak_bytes = max(self.live_peak_bytes, live_bytes)
         self.task_runs[index.task_of[i]] += 1
         self.runs[i] += 1
 
@@ -185,6 +191,7 @@ class _Machine:
             time=math.fsum(op.time * runs for op, runs in zip(operations, self.runs, strict=True)),
             peak_bytes=self.peak_bytes,
             peak_operation=self.peak_operation,
+            live_peak_bytes=self.live_peak_bytes,
             memory=memory,
             recomputed=recomputed,
             saved=saved,

@@ -71,6 +71,13 @@ def test_the_workspace_counts_during_its_operation_only() -> None:
     assert simulation.peak_operation == "a"
 
 
+def test_without_workspaces_the_live_peak_is_that_of_the_instances() -> None:
+    # 1 during a, then 1 + 2 during b: another moment than that of the peak.
+    graph = Graph([op("a", "", "x", workspace_bytes=50), op("b", "x", "y")], tensors(x=1, y=2), results=["y"])
+    simulation = judge(graph, "+a +b")
+    assert (simulation.peak_bytes, simulation.live_peak_bytes) == (51, 3)
+
+
 def test_the_peak_operation_is_the_first_of_equals() -> None:
     graph = Graph([op("a", "", "x"), op("b", "", "y"), op("c", "", "z")], tensors(x=2, y=2, z=0), results=["z"])
     assert judge(graph, "+a -x +b +c").peak_operation == "a"

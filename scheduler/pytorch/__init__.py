@@ -1,10 +1,10 @@
 """Plan and train PyTorch models within a memory budget.
 
->>> from scheduler.pytorch import checkpointed, measure, trace
+>>> from scheduler.pytorch import backend, checkpointed, max_batch, measure, trace
 
 `trace` captures a model's training step as a graph, `profile_layers` measures a model layer
-by layer; `checkpointed` returns a module that trains it within a budget; `measure` says what
-a step really uses.
+by layer; `checkpointed` returns a module that trains it within a budget; `max_batch` finds the
+largest batch that fits one; `backend` does so under `torch.compile`; `measure` says what a step really uses.
 """
 
 from __future__ import annotations
@@ -16,14 +16,23 @@ from typing import TYPE_CHECKING
 from scheduler.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from scheduler.pytorch.batches import max_batch
+    from scheduler.pytorch.compile import backend
     from scheduler.pytorch.executor import checkpointed
     from scheduler.pytorch.memory import measure
     from scheduler.pytorch.profiling import profile_layers
     from scheduler.pytorch.tracing import trace
 
-__all__ = ["checkpointed", "measure", "profile_layers", "trace"]
+__all__ = ["backend", "checkpointed", "max_batch", "measure", "profile_layers", "trace"]
 
-_HOMES = {"checkpointed": "executor", "measure": "memory", "profile_layers": "profiling", "trace": "tracing"}
+_HOMES = {
+    "backend": "compile",
+    "checkpointed": "executor",
+    "max_batch": "batches",
+    "measure": "memory",
+    "profile_layers": "profiling",
+    "trace": "tracing",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from scheduler.errors import PlanMismatchError
 from scheduler.graph import Graph
 from scheduler.pytorch.lowering import (
+    Accumulate,
     Call,
     Ref,
     Return,
@@ -49,7 +50,7 @@ class Forward:
     resident : tuple of str
         Resident tensors that it reads or changes.
     saved : tuple of str
-        Tensors that the backward needs, resident ones included.
+        Tensors that the first segment of the backward takes.
     source : str
         The Python text.
     """
@@ -67,18 +68,25 @@ class Segment:
     Attributes
     ----------
     run : callable
-        Takes the tensors of `saved` and the incoming gradients as two lists, which it
-        empties, and returns the gradients.
-    saved : tuple of str
+        Takes the tensors of `carried` and `resident` and the incoming gradients as two lists,
+        which it empties, and returns its gradients and what the next segment is carried.
+    carried, resident : tuple of str
+        Tensors that it takes from the part before, and resident ones that it reads.
     gradients : tuple of int
         Which of the capture's gradients it returns.
     source : str
     """
 
     run: Code
-    saved: tuple[str, ...]
+    carried: tuple[str, ...]
+    resident: tuple[str, ...]
     gradients: tuple[int, ...]
     source: str
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """All tensors that it takes."""
+        return (*self.carried, *self.resident)
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,29 @@ def generate(capture: Capture, schedule: Schedule) -> Program:
     return _Generator(capture, schedule).run()
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The code of a part of the step.
+
+    Attributes
+    ----------
+    lines : list of str
+    before : list of str
+        Tensors that live when it begins.
+    reads : dict of str to None
+        Tensors that it needs from before.
+    made : set of str
+    gradients : tuple of int
+        Which of the capture's gradients it hands over at its end.
+    """
+
+    lines: list[str]
+    before: list[str]
+    reads: dict[str, None]
+    made: set[str]
+    gradients: tuple[int, ...]
+
+
 class _Generator:
     def __init__(self, capture: Capture, schedule: Schedule) -> None:
         self.capture = capture
@@ -198,16 +229,26 @@ class _Generator:
             for position, (i, _) in enumerate(self.verbs)
             if i >= 0 and self.graph.operations[i].phase == "backward"
         )
-        forward_lines, forward_reads = self._emit(self.verbs[:boundary])
-        live = list(self.live)
-        backward_lines, backward_reads = self._emit(self.verbs[boundary:])
-        saved = tuple([tensor for tensor in (*live, *self.graph.resident) if tensor in backward_reads])
+        forward_part = self._emit(self.verbs[:boundary])
+        parts = [self._emit(verbs) for verbs in self._split(self.verbs[boundary:])]
+        segments = self._segments(parts)
         outputs = self.capture.lowered.output_tensors
         returned = tuple(name if name in self.resident else f"{name}:returned" for name in outputs)
-        forward = self._forward(forward_lines, tuple(forward_reads), saved, returned)
-        segment = self._segment(backward_lines, saved)
+        forward = self._forward(forward_part, segments[0].saved, returned)
         tangents = next(x for x in self.capture.instructions if isinstance(x, Tangents))
-        return Program(forward, (segment,), outputs, tangents)
+        return Program(forward, segments, outputs, tangents)
+
+    def _split(self, verbs: Sequence[tuple[int, str]]) -> list[Sequence[tuple[int, str]]]:
+        """Cut after each run that hands gradients over and what is freed then."""
+        parts = []
+        start = 0
+        for position, (i, _) in enumerate(verbs):
+            if i >= 0 and isinstance(self.capture.instructions[i], Accumulate):
+                later = range(position + 1, len(verbs))
+                end = next((other for other in later if verbs[other][0] >= 0), len(verbs))
+                parts.append(verbs[start:end])
+                start = end
+        return [*parts, verbs[start:]] if start < len(verbs) else parts
 
     def _find_elided_snapshots(self) -> None:
         results = set(self.graph.results)
@@ -230,26 +271,32 @@ class _Generator:
             if last_read < written and not views & results:
                 self.elided[instruction.tensor] = instruction.source
 
-    def _emit(self, verbs: Sequence[tuple[int, str]]) -> tuple[list[str], dict[str, None]]:
-        """Return the lines for these verbs, and the tensors that they need from before."""
+    def _emit(self, verbs: Sequence[tuple[int, str]]) -> _Part:
+        """Return the code for these verbs."""
         lines: list[str] = []
-        self.reads.clear()
-        self.made.clear()
+        self.reads = {}
+        self.made = set()
+        before = list(self.live)
         freed: list[str] = []
+        gradients: tuple[int, ...] = ()
         for i, tensor in verbs:
             if i < 0:
                 if tensor in self.live:
                     del self.live[tensor]
-                    freed.append(self.variables[tensor])
+                    if not gradients:  # else returning lets go of it
+                        freed.append(self.variables[tensor])
                 continue
             if freed:
                 lines.append(" = ".join([*freed, "None"]))
                 freed = []
             lines += self._emit_operation(i)
             self.done[i] += 1
+            instruction = self.capture.instructions[i]
+            if isinstance(instruction, Accumulate):
+                gradients = instruction.gradients
         if freed:
             lines.append(" = ".join([*freed, "None"]))
-        return lines, dict(self.reads)
+        return _Part(lines, before, self.reads, self.made, gradients)
 
     def _emit_operation(self, i: int) -> list[str]:
         instruction = self.capture.instructions[i]
@@ -273,6 +320,10 @@ class _Generator:
             return [f"{copy}({self._read(instruction.target)}, {self._read(instruction.value)})"]
         if isinstance(instruction, Return):
             return [f"{self._make(f'{value}:returned')} = {self._read(value)}" for value in instruction.values]
+        if isinstance(instruction, Accumulate):
+            for gradient in instruction.gradients:
+                self._read(self.capture.lowered.gradient_tensors[gradient])
+            return []
         return self._emit_tangents(instruction)
 
     def _emit_call(self, i: int, call: Call) -> list[str]:
@@ -367,11 +418,10 @@ class _Generator:
             self.constant_names[key] = name
         return self.constant_names[key]
 
-    def _forward(
-        self, lines: list[str], resident: tuple[str, ...], saved: tuple[str, ...], outputs: tuple[str, ...]
-    ) -> Forward:
-        needed = tuple(dict.fromkeys(name for name in (*resident, *saved, *outputs) if name in self.resident))
-        source = self._function("forward", needed, [], lines, [self._several_outputs(outputs), self._names(saved)])
+    def _forward(self, part: _Part, saved: tuple[str, ...], outputs: tuple[str, ...]) -> Forward:
+        needed = tuple(dict.fromkeys(name for name in (*part.reads, *saved, *outputs) if name in self.resident))
+        results = [self._several_outputs(outputs), self._names(saved)]
+        source = self._function("forward", needed, [], part.lines, results)
         return Forward(self._compile(source, "forward"), needed, saved, source)
 
     def _several_outputs(self, outputs: tuple[str, ...]) -> list[str]:
@@ -383,11 +433,24 @@ class _Generator:
             seen.add(name)
         return names
 
-    def _segment(self, lines: list[str], saved: tuple[str, ...]) -> Segment:
-        gradients = self.capture.lowered.gradient_tensors
-        source = self._function("backward", saved, ["incoming"], lines, [self._names(gradients)])
-        run = self._compile(source, "backward")
-        return Segment(run, saved, tuple(range(len(gradients))), source)
+    def _segments(self, parts: Sequence[_Part]) -> tuple[Segment, ...]:
+        """Return the parts of the backward; the last also returns the gradients that none handed over."""
+        tensors = self.capture.lowered.gradient_tensors
+        handed = {gradient for part in parts for gradient in part.gradients}
+        gradients = tuple(gradient for gradient in range(len(tensors)) if gradient not in handed)
+        needed = {tensors[gradient] for gradient in gradients}
+        carried: tuple[str, ...] = ()
+        segments: list[Segment] = []
+        for part in reversed(parts):
+            gradients = (*part.gradients, *gradients)
+            returned = [self._names([tensors[gradient] for gradient in gradients]), self._names(carried)]
+            needed = (needed - part.made) | part.reads.keys()
+            carried = tuple(tensor for tensor in part.before if tensor in needed)
+            resident = tuple(tensor for tensor in self.graph.resident if tensor in part.reads)
+            source = self._function("backward", (*carried, *resident), ["incoming"], part.lines, returned)
+            segments.append(Segment(self._compile(source, "backward"), carried, resident, gradients, source))
+            gradients = ()
+        return tuple(reversed(segments))
 
     def _names(self, tensors: Sequence[str]) -> list[str]:
         return [self.variables[tensor] for tensor in tensors]

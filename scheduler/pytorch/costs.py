@@ -1,104 +1,102 @@
-"""Times of single operations: measured, or computed from FLOPs.
+"""What single operations cost: measured, or computed from FLOPs.
 
 FLOPs alone call a third to a half of a step's time free, because elementwise operations,
-normalisations and copies have none. Here only views are free.
+normalisations and copies have none: count FLOPs to compare work, measure to lose little time.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
-from typing import Literal, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal, get_args
 
-import torch
 from torch import Tensor, fx
-from torch.fx.node import Argument
 
 from scheduler.errors import InvalidOptionError
+from scheduler.pytorch.benchmark import Rates, Trials, measure_rates
+from scheduler.pytorch.lowering import Call, Lowered
 from scheduler.pytorch.memory import count_flops
-from scheduler.pytorch.operators import describe_call, is_getitem, nodes_in, output_values, storage_key
+from scheduler.pytorch.operators import describe_call, nodes_in, output_values, storage_key
 
 Costs = Literal["measured", "flops"]
 
-FLOPS_PER_BYTE = 10.0
-"""FLOPs that take as long as moving one byte: measured on CPU caches, the order of magnitude elsewhere."""
-
-_LEAST_RUNS = 3
-_MOST_RUNS = 20
-_SECONDS_PER_SIGNATURE = 0.02
+FLOPS_PER_BYTE = 1e-3
+"""What moving one byte counts: so little that of two schedules the one with fewer FLOPs is the
+better, and moved bytes decide only between equals; enough for solvers to see a difference."""
 
 
-def time_function(costs: Costs, nodes: Iterable[fx.Node]) -> tuple[Callable[[fx.Node], float], str]:
-    """Return the function that gives a call's time, and its unit.
+def with_costs(lowered: Lowered, costs: Costs, *, workspaces: bool | None = None) -> Lowered:
+    """Return the same graph with what its calls cost.
 
     Parameters
     ----------
+    lowered : Lowered
     costs : "measured" or "flops"
         Measured: each distinct call (operator, shapes, strides, dtypes, other arguments) is
-        run alone on random data several times, and its shortest time taken, in seconds.
-        FLOPs: exact and the same on every machine; a call without FLOPs costs
-        `FLOPS_PER_BYTE` for each byte that it reads and writes.
-    nodes : iterable of Node
-        The calls that will be asked for.
-
-    Returns
-    -------
-    callable, str
-        The unit is "s" or "FLOP".
+        run alone on random data, and its shortest time taken, in seconds. What cannot be run
+        (on device "meta", or because the operator fails on such data) gets its FLOPs or bytes
+        at the machine's rates. FLOPs: exact and the same on every machine; a call without
+        FLOPs costs `FLOPS_PER_BYTE` for each byte that it reads and writes.
+    workspaces : bool, optional
+        Whether to measure workspaces: what each distinct call, run alone, allocates beyond
+        what it returns. By default if times are measured too.
 
     Raises
     ------
     InvalidOptionError
         If `costs` is neither.
     """
-    if costs == "flops":
-        return flop_cost, "FLOP"
-    if costs == "measured":
-        signatures = {describe_call(node): node for node in nodes if not is_getitem(node)}
-        measured = {signature: measure_call(node) for signature, node in signatures.items()}
-        return lambda node: measured[describe_call(node)], "s"
-    raise InvalidOptionError(f'costs is "measured" or "flops", not {costs!r}')
+    if costs not in get_args(Costs):
+        raise InvalidOptionError(f'costs is "measured" or "flops", not {costs!r}')
+    is_timed = costs == "measured"
+    is_weighed = is_timed if workspaces is None else workspaces
+    calls = {_signature(call): call for call in lowered.instructions if isinstance(call, Call)}
+    trials = Trials([*calls.values()] if is_timed or is_weighed else ())
+    times = _times(calls, trials) if is_timed else {s: flop_cost(call.node) for s, call in calls.items()}
+    weights = dict(zip(calls, trials.workspaces(), strict=True)) if is_weighed else dict.fromkeys(calls, 0)
+    operations = []
+    for operation, call in zip(lowered.graph.operations, lowered.instructions, strict=True):
+        if isinstance(call, Call):
+            signature = _signature(call)
+            operation = replace(operation, time=times[signature], workspace_bytes=weights[signature])
+        operations.append(operation)
+    unit = "s" if is_timed else "FLOP"
+    return replace(lowered, graph=replace(lowered.graph, operations=operations, time_unit=unit))
 
 
 def flop_cost(node: fx.Node) -> float:
-    """Return the FLOPs of a call; for a call without, what moving its bytes is worth; 0 for views."""
+    """Return the FLOPs of a call; for a call without, next to nothing for the bytes it moves; 0 for views."""
     if _is_view(node):
         return 0.0
+    return _flops(node) or FLOPS_PER_BYTE * max(1, _moved_bytes(node))
+
+
+def _signature(call: Call) -> str:
+    """Return the operator that is run, which may be another than the captured one, and what it is given."""
+    return f"{call.target} {describe_call(call.node)}"
+
+
+def _times(calls: Mapping[str, Call], trials: Trials) -> dict[str, float]:
+    """Return the time of each call in seconds."""
+    measured = dict(zip(calls, trials.times(), strict=True))
+    times = {signature: seconds for signature, seconds in measured.items() if seconds is not None}
+    if len(times) < len(calls):
+        rates = measure_rates()
+        times |= {s: _estimate(call.node, rates) for s, call in calls.items() if s not in times}
+    return times
+
+
+def _estimate(node: fx.Node, rates: Rates) -> float:
+    """Return the time in seconds that a call takes at these rates: that of its FLOPs, or of its bytes if longer."""
+    if _is_view(node):
+        return rates.seconds_per_call
+    work = max(_flops(node) * rates.seconds_per_flop, _moved_bytes(node) * rates.seconds_per_byte)
+    return rates.seconds_per_call + work
+
+
+def _flops(node: fx.Node) -> float:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
-    flops = count_flops(node.target, args, kwargs, node.meta["val"])
-    return float(flops) if flops else FLOPS_PER_BYTE * max(1, _moved_bytes(node))
-
-
-def measure_call(node: fx.Node) -> float:
-    """Return the shortest time of a call run alone on random data, in seconds."""
-    generator = torch.Generator().manual_seed(0)
-    made: dict[fx.Node, Argument] = {}
-
-    def real(argument: fx.Node) -> Argument:
-        if argument not in made:
-            made[argument] = cast("Argument", _random_like(argument.meta["val"], generator))
-        return made[argument]
-
-    args, kwargs = fx.map_arg((node.args, node.kwargs), real)
-    target = node.target
-    assert callable(target)
-    states = _save_generators()
-    best, spent, runs = float("inf"), 0.0, 0
-    try:
-        with torch.no_grad(), torch._C._DisableAutocast():
-            while runs <= _LEAST_RUNS or (runs <= _MOST_RUNS and spent < _SECONDS_PER_SIGNATURE):
-                _synchronize()
-                start = time.perf_counter()
-                result = target(*args, **kwargs)
-                _synchronize()
-                seconds = time.perf_counter() - start
-                del result
-                runs += 1
-                if runs > 1:  # the first run warms up
-                    best, spent = min(best, seconds), spent + seconds
-    finally:
-        _restore_generators(states)
-    return best
+    return float(count_flops(node.target, args, kwargs, node.meta["val"]))
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -116,31 +114,3 @@ def _moved_bytes(node: fx.Node) -> int:
 def _tensor_inputs(node: fx.Node) -> list[fx.Node]:
     arguments = nodes_in((node.args, node.kwargs))
     return [argument for argument in arguments if isinstance(argument.meta["val"], Tensor)]
-
-
-def _random_like(value: object, generator: torch.Generator) -> object:
-    """Return a real tensor of the same shape, strides and dtype; integers are 0, a valid index everywhere."""
-    if not isinstance(value, Tensor):
-        return value
-    size = value.untyped_storage().nbytes() // value.element_size()
-    flat = torch.zeros(size, dtype=value.dtype)
-    if value.dtype.is_floating_point:
-        flat = torch.rand(size, generator=generator).to(value.dtype)
-    return flat.to(value.device).as_strided(value.shape, value.stride(), value.storage_offset())
-
-
-def _save_generators() -> list[tuple[torch.Generator, Tensor]]:
-    generators = [torch.default_generator]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        generators += list(torch.cuda.default_generators)
-    return [(generator, generator.get_state()) for generator in generators]
-
-
-def _restore_generators(states: list[tuple[torch.Generator, Tensor]]) -> None:
-    for generator, state in states:
-        generator.set_state(state)
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

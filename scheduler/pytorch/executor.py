@@ -7,25 +7,35 @@ tensors, so a parameter changed in place between forward and backward is noticed
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from scheduler.api import SolveOptions, make_plan
 from scheduler.errors import CaptureError, ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
-from scheduler.pytorch.codegen import Program, generate, translate_schedule
+from scheduler.pytorch.codegen import Program, Segment, generate, translate_schedule
 from scheduler.pytorch.costs import Costs
+from scheduler.pytorch.device_memory import memory_beside, read_device_memory
 from scheduler.pytorch.joint import TENSOR, Signature, Source, read_arguments
 from scheduler.pytorch.tracing import Capture, capture
 from scheduler.schedule import Schedule
 
-OnMismatch = Literal["error", "plain"]
+OnMismatch = Literal["error", "plain", "plan"]
 Granularity = Literal["auto", "operations", "layers"]
+
+PLANNING: SolveOptions = {"time_limit": 20.0}
+"""What planning before training takes by default; `solve` by itself takes longer."""
+
+MOST_OTHER_PLANS = 8
+"""Plans for other calls than the first that are kept; the one not used for longest goes first."""
 
 
 def checkpointed(
@@ -38,6 +48,9 @@ def checkpointed(
     granularity: str = "auto",
     on_mismatch: OnMismatch = "error",
     costs: Costs = "measured",
+    reserve: int | str = 0,
+    optimizer: Optimizer | None = None,
+    existing_gradients: bool = False,
     **options: Unpack[SolveOptions],
 ) -> CheckpointedModule:
     """Return a module that trains `model` within a memory budget.
@@ -61,13 +74,20 @@ def checkpointed(
         Layers: those of an `nn.Sequential` or a list run as they are, without being captured
         (see `profile_layers`; `costs` plays no part). Auto: what the plan says; for a budget
         operations, or layers for a list and for an `nn.Sequential` that cannot be captured.
-    on_mismatch : "error" or "plain"
-        What a call does that the plan does not cover: raise, or run the model plainly.
+    on_mismatch : "error", "plain" or "plan"
+        What a call does that the plan does not cover: raise, run the model plainly, or make
+        a plan for it, within the same budget (other shapes, training flags, autocast). The
+        last `MOST_OTHER_PLANS` are kept: pad to a few lengths if there are many.
         Without gradients, and in `eval()`, the model runs plainly in any case.
     costs : "measured" or "flops"
         As for `trace`; counts only if a budget is given.
+    reserve, optimizer, existing_gradients
+        As for `trace`, with a budget; a plan holds them. A plan for existing gradients may run
+        without, and needs less then; another plan with existing gradients needs as much more
+        as they have bytes.
     **options
-        For `make_plan`, if a budget is given: `solver`, `time_limit`, `order`, `seed`.
+        For `make_plan`, if a budget is given: `solver`, `time_limit` (20 s by default here),
+        `order`, `seed`.
 
     Returns
     -------
@@ -82,22 +102,50 @@ def checkpointed(
     BudgetTooSmallError
         If no schedule fits the budget, or none is known.
     InvalidOptionError
-        If `granularity` or `on_mismatch` is unknown, or options come with a finished plan.
+        If `granularity` or `on_mismatch` is unknown, or options or `on_mismatch="plan"` come
+        with a finished plan, or the size of the optimizer's state cannot be found.
     """
     if granularity not in get_args(Granularity):
         raise InvalidOptionError(f'granularity is "auto", "operations" or "layers", not {granularity!r}')
-    if on_mismatch not in ("error", "plain"):
-        raise InvalidOptionError(f'on_mismatch is "error" or "plain", not {on_mismatch!r}')
+    if on_mismatch not in get_args(OnMismatch):
+        raise InvalidOptionError(f'on_mismatch is "error", "plain" or "plan", not {on_mismatch!r}')
     is_budget = isinstance(plan_or_budget, (int, str))
     if not is_budget and not isinstance(plan_or_budget, Plan):
         raise InvalidOptionError(f"give a plan or a budget, not {type(plan_or_budget).__name__}")
-    if options and not is_budget:
-        raise InvalidOptionError(f"options {sorted(options)} are for making a plan, and a finished plan was given")
+    beside = {"reserve": reserve, "optimizer": optimizer, "existing_gradients": existing_gradients}
+    given = sorted([*options, *(name for name, value in beside.items() if value)])
+    if given and not is_budget:
+        raise InvalidOptionError(f"options {given} are for making a plan, and a finished plan was given")
+    if on_mismatch == "plan":
+        if not is_budget:
+            raise InvalidOptionError('on_mismatch="plan" makes plans within a budget, and a finished plan was given')
+        make = functools.partial(
+            checkpointed,
+            model,
+            plan_or_budget,
+            loss=loss,
+            granularity=granularity,
+            costs=costs,
+            reserve=reserve,
+            optimizer=optimizer,
+            existing_gradients=existing_gradients,
+            **options,
+        )
+        module = make(args, kwargs)
+        module.on_mismatch = on_mismatch
+        module.others = OtherPlans(make)
+        return module
+    if isinstance(plan_or_budget, Plan):
+        memory = memory_beside(plan_or_budget.graph)
+    else:
+        memory = read_device_memory(model, reserve, optimizer, existing_gradients)
 
     def by_layers() -> CheckpointedModule:
         from scheduler.pytorch.layers import checkpointed_layers  # it builds on this module
 
-        return checkpointed_layers(model, plan_or_budget, args, kwargs, loss=loss, on_mismatch=on_mismatch, **options)
+        return checkpointed_layers(
+            model, plan_or_budget, args, kwargs, loss=loss, on_mismatch=on_mismatch, memory=memory, **options
+        )
 
     route, *others = _routes(model, plan_or_budget, granularity)
     if route == "layers":
@@ -105,13 +153,13 @@ def checkpointed(
     if not isinstance(model, nn.Module):
         raise InvalidOptionError(f'granularity "operations" is for an nn.Module, not {type(model).__name__}')
     try:
-        captured = capture(model, args, kwargs, loss, costs=costs if is_budget else "flops")
+        captured = capture(model, args, kwargs, loss, costs=costs if is_budget else "flops", memory=memory)
     except CaptureError:
         if not others:
             raise
         return by_layers()
     if isinstance(plan_or_budget, (int, str)):
-        plan = make_plan(captured.graph, plan_or_budget, **options)
+        plan = make_plan(captured.graph, plan_or_budget, **(PLANNING | options))
     else:
         plan = plan_or_budget
     schedule = translate_schedule(plan.schedule, plan.graph, captured.graph)
@@ -178,6 +226,8 @@ class CheckpointedModule(nn.Module):
         The original.
     loss : callable or None
     plan : Plan or None
+    others : OtherPlans or None
+        The plans for other calls, with `on_mismatch="plan"`.
     """
 
     _runner: StepRunner
@@ -195,6 +245,7 @@ class CheckpointedModule(nn.Module):
         self.loss = loss
         self.plan: Plan | None = None
         self.on_mismatch = on_mismatch
+        self.others: OtherPlans | None = None
         self.training = module.training
         self._key = _call_key(*read_arguments(args, kwargs))
         self._modes = _Modes(module)
@@ -207,7 +258,9 @@ class CheckpointedModule(nn.Module):
         Raises
         ------
         ExecutionError
-            If the call differs from what was planned, unless `on_mismatch="plain"`.
+            If the call differs from what was planned and `on_mismatch="error"`.
+        CaptureError, BudgetTooSmallError
+            If it differs and with `on_mismatch="plan"` no plan can be made for it.
         """
         if not torch.is_grad_enabled() or (not self.module.training and self._modes.root_trains):
             return self._plain(args, kwargs)
@@ -216,9 +269,11 @@ class CheckpointedModule(nn.Module):
         if difference:
             if self.on_mismatch == "plain":
                 return self._plain(args, kwargs)
+            if self.others is not None:
+                return self.others.find(args, kwargs)._runner.run(tensors)
             raise ExecutionError(
-                f"this call is not the one that was planned: {difference}. Make a plan for it,"
-                ' or pass on_mismatch="plain" to run the model without a plan.'
+                f"this call is not the one that was planned: {difference}. Make a plan for it with"
+                ' on_mismatch="plan", or pass on_mismatch="plain" to run the model without a plan.'
             )
         return self._runner.run(tensors)
 
@@ -245,6 +300,31 @@ class CheckpointedModule(nn.Module):
         """Yield the buffers under their names in the original module."""
         for name, buffer in super().named_buffers("", recurse, remove_duplicate):
             yield _joined(prefix, name), buffer
+
+
+class OtherPlans:
+    """Plans of one model and budget for calls that the first plan does not cover.
+
+    Attributes
+    ----------
+    modules : list of CheckpointedModule
+        One for each plan, the one used last at the end.
+    """
+
+    def __init__(self, make: Callable[..., CheckpointedModule]) -> None:
+        self.modules: list[CheckpointedModule] = []
+        self._make = make
+
+    def find(self, args: tuple[object, ...], kwargs: dict[str, object]) -> CheckpointedModule:
+        """Return the module that covers a call, made now if there is none."""
+        call = read_arguments(args, kwargs)
+        found = next((module for module in self.modules if not module._difference(*call)), None)
+        if found is None:
+            found = self._make(args, kwargs)
+        else:
+            self.modules.remove(found)
+        self.modules = [*self.modules, found][-MOST_OTHER_PLANS:]
+        return found
 
 
 class CapturedModule(CheckpointedModule):
@@ -363,7 +443,7 @@ class _Runner:
             if source.kind != "input":
                 place = self.places[needed[name]] if name in needed else _Place(module, source)
                 self.expected.append((place, tensor_key(place.find(()))))
-        self.differentiable = [_Place(module, joint.sources[old]) for old, _ in joint.gradients]
+        self.segments = [_SegmentPlaces(module, captured, segment) for segment in program.backward]
         self.outputs = program.outputs
         self.output_places = [
             _Place(module, joint.sources[nodes[name]]) if name in nodes else None for name in program.outputs
@@ -384,14 +464,37 @@ class _Runner:
 
     def run(self, inputs: Sequence[Tensor]) -> object:
         """Run the forward on these inputs and return the module's outputs."""
-        roots = [place.find(inputs) for place in self.differentiable]
-        values = _PlannedStep.apply(self, inputs, *roots)  # type: ignore[no-untyped-call]
+        values = self._forward(inputs)
         tensors = iter(
             value if i in self.with_tangent else _without_gradient(value if place is None else place.find(inputs))
             for i, (value, place) in enumerate(zip(values, self.output_places, strict=True))
         )
         leaves = [next(tensors) if leaf is TENSOR else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.spec)
+
+    def _forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs, behind one autograd node per segment of the backward."""
+        resident = [place.find(inputs) for place in self.places]
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+            outputs, saved = self.program.forward.run(resident)
+        step = _Step(self)
+        token: object = None
+        for position in range(len(self.segments) - 1, 0, -1):
+            places = self.segments[position]
+            read = [place.find(inputs) for place in places.resident]
+            roots = [place.find(inputs) for place in places.roots]
+            token = _SegmentNode.apply(step, position, [], read, token, *roots)  # type: ignore[no-untyped-call]
+        roots = [place.find(inputs) for place in self.segments[0].roots]
+        return _SegmentNode.apply(step, 0, outputs, saved, token, *roots)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _SegmentPlaces:
+    """Where a segment of the backward finds resident tensors, and those whose gradients it returns."""
+
+    def __init__(self, module: nn.Module, captured: Capture, segment: Segment) -> None:
+        joint, nodes = captured.joint, captured.lowered.resident
+        self.resident = [_Place(module, joint.sources[nodes[name]]) for name in segment.resident]
+        self.roots = [_Place(module, joint.sources[joint.gradients[i][0]]) for i in segment.gradients]
 
 
 class _Place:
@@ -422,23 +525,37 @@ class _Place:
         return len(self.holders) < 2 or all(holder[key] is tensor for holder, key in self.holders)
 
 
-class _PlannedStep(torch.autograd.Function):
-    """The forward of a plan, and its backward."""
+class _Step:
+    """One step between its forward and the end of its backward: what a segment hands to the next."""
+
+    def __init__(self, runner: _Runner) -> None:
+        self.runner = runner
+        self.carried: list[Tensor] = []
+
+
+class _SegmentNode(torch.autograd.Function):
+    """A segment of the backward.
+
+    The first returns the outputs. The order of the others passes from one to the next as an
+    empty tensor, on the device of the gradients: there autograd accumulates the gradients of
+    one segment before it begins the next.
+    """
 
     boxed_grads_call = True
 
     @staticmethod
-    def forward(ctx, runner, inputs, *roots):  # type: ignore[no-untyped-def]
-        program = runner.program
-        resident = [place.find(inputs) for place in runner.places]
-        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-            outputs, saved = program.forward.run(resident)
-        ctx.runner = runner
+    def forward(ctx, step, position, outputs, saved, token, *roots):  # type: ignore[no-untyped-def]
+        ctx.step, ctx.position = step, position
         ctx.save_for_backward(*saved)
-        ctx.mark_non_differentiable(*(output for i, output in enumerate(outputs) if i not in runner.with_tangent))
+        if position:
+            ctx.set_materialize_grads(False)
+            return torch.empty(0, device=roots[0].device if roots else None)
+        with_tangent = step.runner.with_tangent
+        ctx.mark_non_differentiable(*(output for i, output in enumerate(outputs) if i not in with_tangent))
         return tuple(outputs)
 
     @staticmethod
+    @_disable_dynamo
     def backward(ctx, incoming):  # type: ignore[no-untyped-def]
         if torch.is_grad_enabled():
             raise ExecutionError("a planned step has no second derivative: call backward without create_graph=True")
@@ -447,15 +564,16 @@ class _PlannedStep(torch.autograd.Function):
                 "the backward of a planned step runs once, freeing what it saved as it goes:"
                 " call backward without retain_graph=True, or run the plain module"
             )
-        saved = list(ctx.saved_tensors)
+        step, position = ctx.step, ctx.position
+        saved = [*step.carried, *ctx.saved_tensors]
+        step.carried = []
         ctx.maybe_clear_saved_tensors()
-        runner = ctx.runner
-        received = [incoming[output] for output in runner.program.tangents.outputs]
+        program = step.runner.program
+        received = [] if position else [incoming[output] for output in program.tangents.outputs]
         incoming.clear()
-        (segment,) = runner.program.backward
         with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-            (gradients,) = segment.run(saved, received)
-        return (None, None, *gradients)
+            gradients, step.carried = program.backward[position].run(saved, received)
+        return (None, None, None, None, None, *gradients)
 
 
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:

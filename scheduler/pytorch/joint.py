@@ -22,9 +22,11 @@ import torch
 import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch.constants import Holder, find_constants
+from scheduler.pytorch.operators import storage_key
 from scheduler.pytorch.rewriting import rewrite
 
 SourceKind = Literal["parameter", "buffer", "constant", "input"]
@@ -106,6 +108,9 @@ class Joint:
     signature : Signature
     route : str
         "direct", or "dynamo" if TorchDynamo captured the module first.
+    functional : bool
+        Whether calls must stay as they are: none writes over its input or updates running
+        statistics, and none draws random numbers a second time.
     """
 
     module: fx.GraphModule
@@ -118,6 +123,7 @@ class Joint:
     gradients: tuple[tuple[fx.Node, fx.Node], ...]
     signature: Signature
     route: str
+    functional: bool = False
 
 
 def read_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Signature, list[Tensor]]:
@@ -169,6 +175,12 @@ def export_joint(
             "no parameter and no input requires a gradient, so there is no backward to plan:"
             " call requires_grad_(True) on what is to be trained"
         )
+    for name, parameter in module.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            raise CaptureError(
+                f'parameter "{name}" is a {type(parameter).__name__}, whose parts lie elsewhere: plan before sharding,'
+                " each FSDP2 unit by itself: fully_shard(checkpointed(unit, plan, args))"
+            )
     core = _Core(module, loss)
     with _untouched(module), torch.enable_grad(), _quiet_logging():
         route = "direct"
@@ -188,6 +200,43 @@ def export_joint(
     if loss is not None and [output.meta["val"].numel() for output in joint.outputs] != [1]:
         shapes = [tuple(output.meta["val"].shape) for output in joint.outputs]
         raise CaptureError(f"loss must return one scalar tensor, and returned tensors of shapes {shapes}: reduce it")
+    return joint
+
+
+def export_graph(module: fx.GraphModule, args: Sequence[object]) -> Joint:
+    """Return the joint graph of what TorchDynamo captured, and of its backward.
+
+    Parameters
+    ----------
+    module : GraphModule
+        Takes parameters and buffers as arguments.
+    args
+        Its arguments; only shapes, strides, dtypes and the values of non-tensors count.
+
+    Raises
+    ------
+    CaptureError
+        If the graph cannot be planned: says why.
+    """
+    signature, tensors = read_arguments(args, {})
+    step = _Step(_Core(module, None), signature, None)
+    # TorchDynamo's own context would make sizes symbolic here.
+    with torch._guards.tracing(None), _untouched(module), torch.enable_grad():
+        graph_module = _export(step, tensors)
+    rewrite(graph_module)
+    if step.copied_outputs:
+        raise CaptureError(
+            f"the graph returns tensors that share memory with its inputs or with each other (outputs"
+            f" {step.copied_outputs}), and changing one in place later would have to change the other: return a"
+            ' clone(), join the graphs around it (fullgraph=True), or take compiler="inductor"'
+        )
+    joint = _describe(graph_module, step, signature, "dynamo")
+    changed = {storage_key(new.meta["val"]) for _, new in joint.mutations}
+    if changed.intersection(storage_key(output.meta["val"]) for output in joint.outputs):
+        raise CaptureError(
+            "the graph returns a view of an input that it changes in place, and later changes of one would have to"
+            ' change the other: return a clone(), or take compiler="inductor"'
+        )
     return joint
 
 
@@ -223,6 +272,8 @@ class _Step(nn.Module):
         """Attribute of this module for each qualified name in `core`."""
         self.output_spec: pytree.TreeSpec | None = None
         self.output_leaves: tuple[object, ...] = ()
+        self.copied_outputs: list[int] = []
+        """Outputs that are copies of what the module returns."""
         for kind, found in (
             ("parameter", core.named_parameters(remove_duplicate=False)),
             ("buffer", core.named_buffers(remove_duplicate=False)),
@@ -273,7 +324,12 @@ class _Step(nn.Module):
         flat, self.output_spec = pytree.tree_flatten(outputs)
         self.output_leaves = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat)
         held = [*own.values(), *tensors]
-        return _without_shared_gradients([leaf for leaf in flat if isinstance(leaf, Tensor)], held)
+        returned = [leaf for leaf in flat if isinstance(leaf, Tensor)]
+        outputs = _without_shared_gradients(returned, held)
+        self.copied_outputs = [
+            i for i, (ours, theirs) in enumerate(zip(outputs, returned, strict=True)) if ours is not theirs
+        ]
+        return outputs
 
 
 def _write_back(core: nn.Module, own: dict[str, Tensor]) -> None:

@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 from scheduler.api import SolveOptions, make_plan
 from scheduler.errors import ExecutionError
 from scheduler.plan import Plan
-from scheduler.pytorch.executor import CheckpointedModule, OnMismatch, tensor_key
+from scheduler.pytorch.device_memory import NOTHING_BESIDE, DeviceMemory
+from scheduler.pytorch.executor import PLANNING, CheckpointedModule, OnMismatch, tensor_key
 from scheduler.pytorch.joint import Position, Signature
 from scheduler.pytorch.layer_program import LayerProgram, Step, translate_layers
 from scheduler.pytorch.links import Gradients, Link, Moment, Saved, State
@@ -36,6 +37,7 @@ def checkpointed_layers(
     *,
     loss: Callable[..., Tensor] | None = None,
     on_mismatch: OnMismatch = "error",
+    memory: DeviceMemory = NOTHING_BESIDE,
     **options: Unpack[SolveOptions],
 ) -> LayeredModule:
     """Return a module that trains these layers within a memory budget.
@@ -49,6 +51,8 @@ def checkpointed_layers(
     layers : nn.Sequential or sequence of callable
     plan_or_budget, args, kwargs, loss, on_mismatch, **options
         As for `checkpointed`.
+    memory : DeviceMemory
+        What stands beside the step.
 
     Raises
     ------
@@ -60,9 +64,9 @@ def checkpointed_layers(
         If no schedule fits the budget, or none is known.
     """
     is_budget = isinstance(plan_or_budget, (int, str))
-    profiled = profile(layers, args, kwargs, loss, timed=is_budget)
+    profiled = profile(layers, args, kwargs, loss, timed=is_budget, memory=memory)
     if isinstance(plan_or_budget, (int, str)):
-        plan = make_plan(profiled.chain, plan_or_budget, **options)
+        plan = make_plan(profiled.chain, plan_or_budget, **(PLANNING | options))
     else:
         plan = plan_or_budget
     return LayeredModule(layers, plan, profiled, args, kwargs or {}, loss, on_mismatch)

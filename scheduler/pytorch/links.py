@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from scheduler.errors import ExecutionError
-from scheduler.pytorch.costs import _restore_generators, _save_generators
+from scheduler.pytorch.generators import restore_generators, save_generators
 
 Gradients = list[Tensor | None]
 
@@ -240,7 +240,7 @@ class Link:
 
     def remember(self, last: Moment | None = None) -> Moment:
         """Return what a replay of the coming run will need; random state is shared with `last` if it is the same."""
-        random = _save_generators()
+        random = save_generators()
         if last is not None and len(random) == len(last.random):
             pairs = zip(random, last.random, strict=True)
             if all(torch.equal(now, then) for (_, now), (_, then) in pairs):
@@ -251,17 +251,17 @@ class Link:
     @contextlib.contextmanager
     def replay(self, moment: Moment) -> Iterator[None]:
         """Let runs inside be repetitions of the first one, and leave no trace of them."""
-        random = _save_generators()
+        random = save_generators()
         buffers = [module._buffers.get(name) for module, name in self.changing]
         try:
-            _restore_generators(moment.random)
+            restore_generators(moment.random)
             for (module, name), buffer in zip(self.changing, moment.buffers, strict=True):
                 module._buffers[name] = None if buffer is None else buffer.clone()
             yield
         finally:
             for (module, name), buffer in zip(self.changing, buffers, strict=True):
                 module._buffers[name] = buffer
-            _restore_generators(random)
+            restore_generators(random)
 
     def fixed_tensors(self) -> list[Tensor]:
         """Return parameters and the buffers that no run changes: what a replay must find unchanged."""

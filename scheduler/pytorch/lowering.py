@@ -1,20 +1,23 @@
 """From the joint graph to operations over tensors, and what each operation runs.
 
-One operation per call, in trace order. Five kinds of operation exist only here:
+One operation per call, in trace order. Six kinds of operation exist only here:
 
 - `rng state N` keeps the generator's state for random call N, so that it can run again;
 - `snapshot:NAME` keeps the old value of a tensor that the step changes in place;
 - `update:NAME` writes the new value;
 - `return` hands the outputs to the caller, who holds them to the end;
-- `tangents` receives the incoming gradients and begins the backward.
+- `tangents` receives the incoming gradients and begins the backward;
+- `accumulate N` adds a group of gradients to existing ones, if there are any: it reads both
+  and makes nothing, so the new gradients are no results and go.
 
-Order that data does not show (random draws one after another, the snapshot before the
-update, the tangents before the backward) is carried by tokens: tensors of zero bytes.
+Order that data does not show (random draws one after another, collectives as all processes
+meet in them, the snapshot before the update, the tangents before the backward) is carried by
+tokens: tensors of zero bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -25,6 +28,7 @@ from torch.fx.node import Argument
 
 from scheduler.errors import CaptureError
 from scheduler.graph import Graph, Operation, Tensor
+from scheduler.pytorch.device_memory import GRADIENT, DeviceMemory
 from scheduler.pytorch.joint import Joint, location
 from scheduler.pytorch.operators import (
     BATCH_NORMS,
@@ -32,6 +36,7 @@ from scheduler.pytorch.operators import (
     UPDATES,
     BatchNorm,
     describe_call,
+    is_collective,
     is_getitem,
     is_random,
     may_overwrite_input,
@@ -130,7 +135,23 @@ class Tangents:
     strides: tuple[tuple[int, ...], ...]
 
 
-Instruction = Call | SaveState | Snapshot | Update | Return | Tangents
+@dataclass(frozen=True)
+class Accumulate:
+    """Hand gradients to autograd, which adds them to existing ones.
+
+    Attributes
+    ----------
+    gradients : tuple of int
+        Positions among the gradients of the joint graph.
+    """
+
+    gradients: tuple[int, ...]
+
+
+Instruction = Call | SaveState | Snapshot | Update | Return | Tangents | Accumulate
+
+ACCUMULATED_AT_ONCE = 1 / 16
+"""Share of all gradients that may wait to be added to existing ones; a larger gradient waits alone."""
 
 
 @dataclass(frozen=True)
@@ -155,28 +176,28 @@ class Lowered:
     gradient_tensors: tuple[str, ...]
 
 
-def lower(joint: Joint, time_of: Callable[[fx.Node], float], *, time_unit: str, name: str) -> Lowered:
-    """Return the joint graph as a `Graph` of operations, with what each runs.
+def lower(joint: Joint, memory: DeviceMemory, *, name: str) -> Lowered:
+    """Return the joint graph as a `Graph` of operations without times, with what each runs.
 
     Parameters
     ----------
     joint : Joint
-    time_of : callable
-        Time of a call, in `time_unit`.
-    time_unit, name : str
+    memory : DeviceMemory
+        What stands beside the step.
+    name : str
 
     Raises
     ------
     CaptureError
         If a forward operation needs a value of the backward.
     """
-    return _Lowering(joint, time_of).run(time_unit, name)
+    return _Lowering(joint, memory).run(name)
 
 
 @dataclass
 class _Lowering:
     joint: Joint
-    time_of: Callable[[fx.Node], float]
+    memory: DeviceMemory
     operations: list[Operation] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -186,13 +207,15 @@ class _Lowering:
     """Storage in the graph of each fake storage."""
     required: list[str] = field(default_factory=list)
     random_token: str | None = None
+    collective_token: str | None = None
     randoms: int = 0
+    accumulations: int = 0
     made_backward: set[str] = field(default_factory=set)
 
-    def run(self, time_unit: str, name: str) -> Lowered:
+    def run(self, name: str) -> Lowered:
         joint = self.joint
-        folded = self._find_folded_batch_norms()
-        self.counters = self._find_counters()
+        folded = {} if joint.functional else self._find_folded_batch_norms()
+        self.counters = {} if joint.functional else self._find_counters()
         kept = {statistic for _, statistics in folded.values() for statistic in statistics}
         kept.update(self.counters.values())
         self.mutations = [(old, new) for old, new in joint.mutations if old not in kept]
@@ -212,18 +235,21 @@ class _Lowering:
             self._add_update(old, new)
         outputs = self._add_return()
         begin = self._add_tangents()
+        groups = self._groups_to_accumulate(calls)
+        self._add_accumulations(groups.get(None, ()), begin)
         for node in calls:
             if node in backward:
                 self._add_call(node, "backward", None, begin)
+                self._add_accumulations(groups.get(node, ()), begin)
         gradients = tuple(self.tensor_of[node] for _, node in joint.gradients)
+        made = [tensor for i, tensor in enumerate(gradients) if i not in self.existing_gradients]
         held = [tensor for tensor in self.tangents if self.tensors[tensor].size_bytes <= _SCALAR_BYTES]
         graph = Graph(
             operations=tuple(self.operations),
             tensors=tuple(self.tensors.values()),
-            resident=tuple(resident),
-            results=tuple(dict.fromkeys([*self.returned, *gradients, *held])),
+            resident=(*resident, *self.standing, *self.existing_gradients.values()),
+            results=tuple(dict.fromkeys([*self.returned, *made, *held])),
             required=tuple(self.required),
-            time_unit=time_unit,
             name=name,
         )
         return Lowered(graph, tuple(self.instructions), resident, outputs, gradients)
@@ -285,7 +311,46 @@ class _Lowering:
         self.pending = {old: self.tensor_of[old] for old in changed if self._readers(old)}
         """Changed placeholders whose snapshot is not made yet."""
         self.snapshots: dict[fx.Node, str] = {}
+        self.standing = [self._add_tensor(tensor.name, tensor.size_bytes) for tensor in self.memory.tensors]
+        self.existing_gradients = {
+            i: self._add_existing_gradient(trained)
+            for i, (trained, _) in enumerate(self.joint.gradients)
+            if self.memory.existing_gradients and self.joint.sources[trained].kind != "input"
+        }
+        """By the position of the gradient that is added to it."""
         return resident
+
+    def _add_existing_gradient(self, trained: fx.Node) -> str:
+        value = trained.meta["val"]
+        name = f"{GRADIENT}{self.joint.sources[trained].names[0]}"
+        return self._add_tensor(name, value.numel() * value.element_size())
+
+    def _groups_to_accumulate(self, calls: list[fx.Node]) -> dict[fx.Node | None, list[tuple[int, ...]]]:
+        """Return the groups of gradients to hand over, by the call that makes the last of each."""
+        place = {node: position for position, node in enumerate(calls)}
+        made = {i: place.get(_owner(self.joint.gradients[i][1]), -1) for i in self.existing_gradients}
+        sizes = {i: self.tensors[name].size_bytes for i, name in self.existing_gradients.items()}
+        limit = sum(sizes.values()) * ACCUMULATED_AT_ONCE
+        groups: list[list[int]] = []
+        for i in sorted(made, key=made.__getitem__):
+            if not groups or sizes[i] + sum(sizes[j] for j in groups[-1]) > limit:
+                groups.append([])
+            groups[-1].append(i)
+        after: dict[fx.Node | None, list[tuple[int, ...]]] = {}
+        for group in groups:
+            last = made[group[-1]]
+            after.setdefault(calls[last] if last >= 0 else None, []).append(tuple(group))
+        return after
+
+    def _add_accumulations(self, groups: Iterable[tuple[int, ...]], begin: str) -> None:
+        for group in groups:
+            inputs = [self.tensor_of[self.joint.gradients[i][1]] for i in group]
+            inputs += [self.existing_gradients[i] for i in group]
+            if not self.made_backward.intersection(inputs):
+                inputs.append(begin)
+            self.accumulations += 1
+            name = f"accumulate {self.accumulations}"
+            self._add(name, Accumulate(group), tuple(inputs), (), phase="backward", repeatable=False)
 
     def _readers(self, placeholder: fx.Node) -> list[fx.Node]:
         return [user for user in placeholder.users if user.op == "call_function"]
@@ -313,7 +378,7 @@ class _Lowering:
         name = source.partition(":")[2]
         tensor = self._add_value(f"snapshot:{name}", old.meta["val"])
         token = self._add_token(f"snapshot:{name}:token")
-        self._add(f"snapshot:{name}", Snapshot(source, tensor), (source,), (tensor, token), old, repeatable=False)
+        self._add(f"snapshot:{name}", Snapshot(source, tensor), (source,), (tensor, token), repeatable=False)
         self.tensor_of[old] = tensor
         self.snapshots[old] = token
 
@@ -324,13 +389,13 @@ class _Lowering:
         target = f"{source.kind}:{source.names[0]}"
         value = self.tensor_of[new]
         tokens = (self.snapshots[old],) if old in self.snapshots else ()
-        self._add(f"update:{source.names[0]}", Update(target, value), (value, *tokens), (), old, repeatable=False)
+        self._add(f"update:{source.names[0]}", Update(target, value), (value, *tokens), (), repeatable=False)
 
     def _add_counter(self, node: fx.Node) -> None:
         target = UPDATES[node.target]  # type: ignore[index]
         args = self._with_refs(node.args)
         call = Call(node, target, args, {}, (), has_several=False)  # type: ignore[arg-type]
-        self._add(self._label(node), call, (self.tensor_of[self.counters[node]],), (), node, repeatable=False)
+        self._add(self._label(node), call, (self.tensor_of[self.counters[node]],), (), repeatable=False)
 
     def _label(self, node: fx.Node) -> str:
         where = location(node, self.joint.sources)
@@ -343,7 +408,8 @@ class _Lowering:
             values = values[: norm.updated[0]]
         made = {user.args[1]: user for user in node.users if is_getitem(user)}
         several = isinstance(node.meta["val"], (tuple, list))
-        state, device = self._add_state(node, phase) if is_random(node) else (None, None)
+        draws = is_random(node)
+        state, device = self._add_state(node, phase) if draws and not self.joint.functional else (None, None)
         names = [
             self.tensor_of[argument] for argument in nodes_in((node.args, node.kwargs)) if argument in self.tensor_of
         ]
@@ -351,7 +417,7 @@ class _Lowering:
         if begin is not None and not self.made_backward.intersection(inputs):
             inputs.append(begin)
         target = node.target if norm is None else norm.update
-        if may_overwrite_input(node):
+        if may_overwrite_input(node) and not self.joint.functional:
             target = IN_PLACE[node.target]  # type: ignore[index]
             self.storage_of[storage_key(node.meta["val"])] = self._storage_of(node.args[0])
         outputs: list[str | None] = []
@@ -369,6 +435,11 @@ class _Lowering:
         if state is not None:
             self.random_token = self._add_token(f"rng token {self.randoms}")
             made_tensors.append(self.random_token)
+        meets = is_collective(node)
+        if meets and not self.joint.functional:
+            inputs += [] if self.collective_token is None else [self.collective_token]
+            self.collective_token = self._add_token(f"{name}:done")
+            made_tensors.append(self.collective_token)
         call = Call(
             node=node,
             target=target,  # type: ignore[arg-type]
@@ -380,8 +451,8 @@ class _Lowering:
             device=device,
             batch_norm=norm,
         )
-        repeatable = state is None or phase == "forward"
-        self._add(name, call, tuple(inputs), tuple(made_tensors), node, phase=phase, repeatable=repeatable)
+        repeatable = not meets and (not draws or (phase == "forward" and state is not None))
+        self._add(name, call, tuple(inputs), tuple(made_tensors), phase=phase, repeatable=repeatable)
         if state is not None or norm is not None:
             self.required.append(name)
 
@@ -392,7 +463,7 @@ class _Lowering:
         state = self._add_tensor(f"state {self.randoms}", size)
         inputs = () if self.random_token is None else (self.random_token,)
         self._add(
-            f"rng state {self.randoms}", SaveState(state, device), inputs, (state,), node, phase=phase, repeatable=False
+            f"rng state {self.randoms}", SaveState(state, device), inputs, (state,), phase=phase, repeatable=False
         )
         return state, device
 
@@ -402,7 +473,7 @@ class _Lowering:
         self.returned = tuple(f"{tensor}:returned" for tensor in own)
         for tensor, result in zip(own, self.returned, strict=True):
             self._add_tensor(result, self.tensors[tensor].size_bytes, self.tensors[tensor].storage)
-        self._add("return", Return(own), own, self.returned, None, repeatable=False)
+        self._add("return", Return(own), own, self.returned, repeatable=False)
         return tensors
 
     def _resident_names(self) -> set[str]:
@@ -419,7 +490,7 @@ class _Lowering:
             strides.append(tuple(value.stride()))
         begin = self._add_token("backward token")
         instruction = Tangents(tuple(outputs), tuple(self.tangents), tuple(strides))
-        self._add("tangents", instruction, (), (*self.tangents, begin), None, phase="backward", repeatable=False)
+        self._add("tangents", instruction, (), (*self.tangents, begin), phase="backward", repeatable=False)
         return begin
 
     def _add(
@@ -428,19 +499,17 @@ class _Lowering:
         instruction: Instruction,
         inputs: tuple[str, ...],
         outputs: tuple[str, ...],
-        node: fx.Node | None,
         *,
         phase: str = "forward",
         repeatable: bool = True,
     ) -> None:
-        is_call = isinstance(instruction, Call)
         signature = describe_call(instruction.node) if isinstance(instruction, Call) else type(instruction).__name__
         self.operations.append(
             Operation(
                 name=name,
                 inputs=inputs,
                 outputs=outputs,
-                time=self.time_of(node) if is_call and node is not None else 0.0,
+                time=0.0,
                 phase=phase,  # type: ignore[arg-type]
                 repeatable=repeatable,
                 signature=signature,

@@ -7,10 +7,13 @@ allocate inside themselves and the allocator's rounding.
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
+import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -153,8 +156,13 @@ def count_flops(operator: object, args: Sequence[object], kwargs: Mapping[str, o
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the distinct storages of these tensors."""
+    return sum(storage_sizes(tensors).values())
+
+
+def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of each distinct storage of these tensors, by its identity."""
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    return {storage._cdata: storage.nbytes() for storage in storages}
 
 
 def resident_tensors(module: torch.nn.Module, inputs: object = ()) -> list[torch.Tensor]:
@@ -262,35 +270,95 @@ def measure_times(steps: Mapping[str, Step], repeats: int) -> dict[str, list[flo
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
-            _synchronize()
-            start = time.perf_counter()
+            start = now()
             step()
-            _synchronize()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(now() - start)
     return times
 
 
 def allocator_peak(step: Step) -> int:
-    """Return the most bytes that a step holds beyond what was allocated before it.
+    """Return the most bytes that a step holds beyond what was allocated before it; see `allocator_peaks`."""
+    (peak,) = allocator_peaks([step])
+    return peak
+
+
+def allocator_peaks(steps: Sequence[Step]) -> list[int]:
+    """Return the most bytes that each of several steps holds beyond what was allocated before it.
 
     On CUDA this is the caching allocator's own peak; on the CPU the running sum of the
-    profiler's memory events.
+    profiler's memory events, which are those of PyTorch's allocator: what libraries below
+    allocate by themselves (oneDNN's scratch memory, thread stacks) and what malloc rounds up
+    is not among them.
     """
     if torch.cuda.is_available():
-        _synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        _synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
-        step()
-    allocations = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
+        return [_cuda_peak(step) for step in steps]
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    )
+    with _native_stderr_closed():
+        profiler.start()
+    try:
+        for number, step in enumerate(steps):
+            with torch.profiler.record_function(f"{_STEP}{number}"):
+                step()
+    finally:
+        with _native_stderr_closed():
+            profiler.stop()
+    roots = profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    events = list(_with_children(roots))
+    spans = {event.name: event for event in events if event.name.startswith(_STEP)}
+    allocations = sorted(_allocations(events), key=_time_of)
+    return [_peak(_within(spans[f"{_STEP}{number}"], allocations)) for number in range(len(steps))]
+
+
+_STEP = "scheduler step "
+
+
+def _cuda_peak(step: Step) -> int:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+@contextlib.contextmanager
+def _native_stderr_closed() -> Iterator[None]:
+    """Send what native code writes to stderr to nowhere: the profiler announces its start and stop there."""
+    kept = os.dup(_STDERR)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), _STDERR)
+        yield
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(kept)
+
+
+_STDERR = 2
+
+
+_Allocation = tuple[int, int, int]
+"""Time in ns, address, and bytes: negative for a release."""
+
+
+def _time_of(allocation: _Allocation) -> int:
+    return allocation[0]
+
+
+def _within(span: _ProfilerEvent, allocations: Sequence[_Allocation]) -> Sequence[_Allocation]:
+    """Return the allocations of all threads while an event lasts."""
+    begin = bisect.bisect_left(allocations, span.start_time_ns, key=_time_of)
+    end = bisect.bisect_right(allocations, span.end_time_ns, key=_time_of)
+    return allocations[begin:end]
+
+
+def _peak(allocations: Iterable[_Allocation]) -> int:
     # A block allocated before the profile began is freed without having been counted.
     held: dict[int, int] = {}
     total = peak = 0
-    for _, pointer, size in sorted(allocations, key=lambda allocation: allocation[0]):
+    for _, pointer, size in allocations:
         if size > 0:
             held[pointer] = size
             total += size
@@ -300,19 +368,26 @@ def allocator_peak(step: Step) -> int:
     return peak
 
 
-def _allocations(events: Iterable[_ProfilerEvent]) -> list[tuple[int, int, int]]:
-    """Return time, address and size of each allocation, negative for a release."""
-    found = []
+def _with_children(events: Iterable[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
+    """Yield all events of some trees; where a dispatch mode is active, its own stand above those of a step."""
     pending = list(events)
     while pending:
         event = pending.pop()
         pending.extend(event.children)
+        yield event
+
+
+def _allocations(events: Iterable[_ProfilerEvent]) -> list[_Allocation]:
+    found = []
+    for event in events:
         fields = event.extra_fields
         if isinstance(fields, _ExtraFields_Allocation):
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
     return found
 
 
-def _synchronize() -> None:
+def now() -> float:
+    """Return the clock in seconds, once the device has finished what it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    return time.perf_counter()

@@ -121,7 +121,8 @@ def make_model(name: str, **options: object) -> ModelCase:
     elif name in model_names():
         factory = cast("Callable[..., object]", {**_OWN, **_TRANSFORMERS}[name])
     else:
-        missing = " (transformers is not installed)" if name in _TRANSFORMERS else ""
+        extra = ' (transformers is not installed: pip install "checkpoint-scheduler[models]")'
+        missing = extra if name in _TRANSFORMERS else ""
         raise UnknownModelError(
             f'no model is called "{name}"{missing}: the names are {", ".join(model_names())};'
             " or write package.module:factory"
@@ -483,16 +484,27 @@ def _language_case(name: str, module: nn.Module, batch_size: int, length: int, v
 
 
 def _hf_gpt2(
-    *, seed: int = 0, batch_size: int = 4, layers: int = 6, width: int = 256, length: int = 256, vocabulary: int = 2048
+    *,
+    seed: int = 0,
+    batch_size: int = 4,
+    layers: int = 6,
+    width: int = 256,
+    heads: int = 4,
+    length: int = 256,
+    vocabulary: int = 2048,
+    dropout: float = 0.1,
 ) -> ModelCase:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
         n_layer=layers,
         n_embd=width,
-        n_head=4,
+        n_head=heads,
         n_positions=length,
         vocab_size=vocabulary,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
         bos_token_id=0,
         eos_token_id=0,
         use_cache=False,
@@ -523,7 +535,14 @@ def _hf_llama(
 
 
 def _hf_bert(
-    *, seed: int = 0, batch_size: int = 4, layers: int = 4, width: int = 256, length: int = 256, vocabulary: int = 2048
+    *,
+    seed: int = 0,
+    batch_size: int = 4,
+    layers: int = 4,
+    width: int = 256,
+    length: int = 256,
+    vocabulary: int = 2048,
+    dropout: float = 0.1,
 ) -> ModelCase:
     from transformers import BertConfig, BertForMaskedLM
 
@@ -534,6 +553,8 @@ def _hf_bert(
         num_attention_heads=4,
         max_position_embeddings=length,
         vocab_size=vocabulary,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
     with _seeded(seed):
         module = BertForMaskedLM(config)
@@ -541,7 +562,14 @@ def _hf_bert(
 
 
 def _hf_t5(
-    *, seed: int = 0, batch_size: int = 4, layers: int = 3, width: int = 256, length: int = 128, vocabulary: int = 2048
+    *,
+    seed: int = 0,
+    batch_size: int = 4,
+    layers: int = 3,
+    width: int = 256,
+    length: int = 128,
+    vocabulary: int = 2048,
+    dropout: float = 0.1,
 ) -> ModelCase:
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -555,6 +583,7 @@ def _hf_t5(
         vocab_size=vocabulary,
         decoder_start_token_id=0,
         use_cache=False,
+        dropout_rate=dropout,
     )
     with _seeded(seed):
         module = T5ForConditionalGeneration(config)
@@ -562,7 +591,14 @@ def _hf_t5(
 
 
 def _hf_vit(
-    *, seed: int = 0, batch_size: int = 4, layers: int = 6, width: int = 192, size: int = 112, classes: int = 10
+    *,
+    seed: int = 0,
+    batch_size: int = 4,
+    layers: int = 6,
+    width: int = 192,
+    size: int = 112,
+    classes: int = 10,
+    dropout: float = 0.1,
 ) -> ModelCase:
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -574,7 +610,7 @@ def _hf_vit(
         image_size=size,
         patch_size=8,
         num_labels=classes,
-        hidden_dropout_prob=0.1,
+        hidden_dropout_prob=dropout,
     )
     with _seeded(seed):
         module = ViTForImageClassification(config)

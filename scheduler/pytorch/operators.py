@@ -128,6 +128,14 @@ def is_random(node: fx.Node) -> bool:
     return probability is None or probability not in (0, 0.0)
 
 
+def is_collective(node: fx.Node) -> bool:
+    """Return whether a call meets with other processes: it must run once, on all in the same order."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES
+
+
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem")
+
+
 def _has_argument(target: torch._ops.OpOverload, name: str) -> bool:
     return any(argument.name == name for argument in target._schema.arguments)
 
@@ -187,6 +195,11 @@ def check_call(node: fx.Node) -> None:
         changes an input in place, or is a recurrent kernel.
     """
     target = node.target
+    if target is torch.ops.higher_order.with_effects:
+        raise CaptureError(
+            f'the graph calls "{node.args[1]}" for its effects, and what has effects cannot be planned. Of a collective'
+            " take the functional form, in torch.distributed._functional_collectives: it runs once, as captured"
+        )
     if not isinstance(target, torch._ops.OpOverload):
         raise CaptureError(
             f'the graph calls "{target}", which is not an ATen operator: plan without it, or use granularity="layers"'

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,14 +18,17 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError
+from scheduler.graph import Tensor as GraphTensor
 from scheduler.layers import Chain, Layer
-from scheduler.pytorch.costs import _restore_generators, _save_generators, _synchronize
+from scheduler.pytorch.device_memory import GRADIENT, NOTHING_BESIDE, DeviceMemory, read_device_memory
+from scheduler.pytorch.generators import kept_generators
 from scheduler.pytorch.links import Gradients, Link, State
-from scheduler.pytorch.memory import StorageTracker, storage_bytes
-from scheduler.pytorch.survey import LayerFunction, Layers, Survey, name_parts, storage_keys, storage_sizes, tensors_of
+from scheduler.pytorch.memory import StorageTracker, now, storage_bytes, storage_sizes
+from scheduler.pytorch.survey import LayerFunction, Layers, Survey, name_parts, storage_keys, tensors_of
 
 Result = TypeVar("Result")
 
@@ -40,6 +43,9 @@ def profile_layers(
     kwargs: Mapping[str, object] | None = None,
     *,
     loss: Callable[..., Tensor] | None = None,
+    reserve: int | str = 0,
+    optimizer: Optimizer | None = None,
+    existing_gradients: bool = False,
 ) -> Chain:
     """Measure what each layer of a model costs, forward and backward.
 
@@ -60,6 +66,8 @@ def profile_layers(
         The arguments of one call. The batch counts as resident.
     loss : callable, optional
         Makes the scalar loss of the last output; it becomes the last layer.
+    reserve, optimizer, existing_gradients
+        As for `trace`. Gradients are added to existing ones layer by layer.
 
     Returns
     -------
@@ -73,8 +81,10 @@ def profile_layers(
     ExecutionError
         If what a layer returns cannot be detached, or a layer changes the arguments in place.
     InvalidOptionError
-        If the layers are not a sequence of callables, or an `nn.Sequential` does more than
-        call them in turn.
+        If the layers are not a sequence of callables, an `nn.Sequential` does more than call
+        them in turn, or the size of the optimizer's state cannot be found.
+    InvalidBudgetError
+        If `reserve` cannot be understood.
 
     Examples
     --------
@@ -83,7 +93,8 @@ def profile_layers(
     >>> [(layer.name, layer.output_bytes) for layer in chain.layers]
     [('0.Linear', 64), ('1.Tanh+2.Flatten', 64), ('3.Linear', 8), ('loss', 4)]
     """
-    return profile(layers, args, kwargs, loss, timed=True).chain
+    memory = read_device_memory(layers, reserve, optimizer, existing_gradients)
+    return profile(layers, args, kwargs, loss, timed=True, memory=memory).chain
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +144,7 @@ def profile(
     loss: Callable[..., Tensor] | None,
     *,
     timed: bool,
+    memory: DeviceMemory = NOTHING_BESIDE,
 ) -> Profile:
     """Return the chain of these layers and what runs it.
 
@@ -142,6 +154,8 @@ def profile(
         As for `profile_layers`.
     timed : bool
         Whether to measure times; without, all are 0.
+    memory : DeviceMemory
+        What stands beside the step.
 
     Raises
     ------
@@ -150,13 +164,9 @@ def profile(
     """
     parts = name_parts(layers, loss)
     arguments = (tuple(args), dict(kwargs or {}))
-    random = _save_generators()
-    with _restored([part for _, part in parts]):
-        try:
-            survey = Survey(parts, arguments)
-            return _Measurer(survey, timed=timed).run(type(layers).__name__)
-        finally:
-            _restore_generators(random)
+    with _restored([part for _, part in parts]), kept_generators():
+        survey = Survey(parts, arguments)
+        return _Measurer(survey, timed=timed, memory=memory).run(type(layers).__name__)
 
 
 @dataclass
@@ -181,14 +191,17 @@ class _Costs:
 class _Measurer:
     """The second sweep: each link by itself, the last first."""
 
-    def __init__(self, survey: Survey, *, timed: bool) -> None:
+    def __init__(self, survey: Survey, *, timed: bool, memory: DeviceMemory) -> None:
         self.survey = survey
         self.links = survey.links()
         self.timed = timed
+        self.memory = memory
+        self.existing_gradients: list[GraphTensor] = []
         self.trained = [
             [*dict.fromkeys([*link.trainable(), *survey.trained(number)])] for number, link in enumerate(self.links)
         ]
         self.resident = set(survey.resident_keys) | storage_keys(t for found in self.trained for t in found)
+        self.users = Counter(tensor for found in self.trained for tensor in found)
         self.with_gradient: set[Tensor] = set()
 
     def run(self, name: str) -> Profile:
@@ -230,7 +243,11 @@ class _Measurer:
             )
             gradient_bytes = costs.gradient_bytes
         chain = Chain(
-            tuple(reversed(layers)), input_bytes, input_needs_gradient=any(boundaries[0].differentiable), name=name
+            tuple(reversed(layers)),
+            input_bytes,
+            input_needs_gradient=any(boundaries[0].differentiable),
+            resident=(*self.memory.tensors, *self.existing_gradients),
+            name=name,
         )
         extras = (trained[len(link.trainable()) :] for link, trained in zip(self.links, self.trained, strict=True))
         return Profile(chain, tuple(self.links), boundaries, tuple(map(tuple, extras)))
@@ -298,7 +315,7 @@ class _Measurer:
             (gradients, for_parameters), peak = scale.peak_of(partial(link.backward, saved, incoming, trained))
             held.clear()
             costs.gradient_bytes = self._bytes(g for g in gradients if g is not None)
-            costs.parameter_gradient_bytes, extra = self._accumulated(trained, for_parameters)
+            costs.parameter_gradient_bytes, extra = self._accumulated(link, trained, for_parameters)
             made = costs.gradient_bytes + costs.parameter_gradient_bytes
             costs.backward_workspace_bytes = max(0, peak - made, extra)
         return gradients
@@ -311,15 +328,16 @@ class _Measurer:
         costs.saved_bytes -= kept
         return True
 
-    def _accumulated(self, parameters: Sequence[Tensor], gradients: Gradients) -> tuple[int, int]:
+    def _accumulated(self, link: Link, parameters: Sequence[Tensor], gradients: Gradients) -> tuple[int, int]:
         """Return the bytes that stay as `.grad`, and those that accumulating takes meanwhile.
 
         Autograd takes a gradient over if it is laid out as the parameter, and copies it
         otherwise. The second gradient of a parameter with several users is added to the
-        first, and does not stay.
+        first, and does not stay. Where a `.grad` exists, only the first of several gradients
+        stays, until they are all there.
         """
         staying: list[Tensor] = []
-        copied = extra = 0
+        copied = extra = existing = 0
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if gradient is None:
                 continue
@@ -328,11 +346,16 @@ class _Measurer:
                 extra += 2 * size
                 continue
             self.with_gradient.add(parameter)
+            existing += size
+            if self.memory.existing_gradients and self.users[parameter] == 1:
+                continue
             if _is_laid_out_alike(gradient, parameter):
                 staying.append(gradient)
             else:
                 copied += size
                 extra += gradient.untyped_storage().nbytes()
+        if existing and self.memory.existing_gradients:
+            self.existing_gradients.append(GraphTensor(f"{GRADIENT}{link.name}", existing))
         return self._bytes(staying) + copied, extra
 
     def _bytes(self, tensors: Iterable[Tensor]) -> int:
@@ -350,13 +373,13 @@ class _Measurer:
         shortest = [float("inf")] * 3
         spent, runs = 0.0, 0
         while runs <= _LEAST_RUNS or (runs <= _MOST_RUNS and spent < _SECONDS_PER_LINK):
-            marks = [_now()]
+            marks = [now()]
             link.forward(state)
-            marks.append(_now())
+            marks.append(now())
             _, saved = link.forward_saving(state)
-            marks.append(_now())
+            marks.append(now())
             link.backward(saved, incoming, trained)
-            marks.append(_now())
+            marks.append(now())
             runs += 1
             if runs > 1:
                 times = [end - start for start, end in itertools.pairwise(marks)]
@@ -438,8 +461,3 @@ def _restored(parts: Iterable[LayerFunction]) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in values.items():
                 buffer.copy_(value)
-
-
-def _now() -> float:
-    _synchronize()
-    return time.perf_counter()

@@ -95,7 +95,7 @@ def _give_gradients_own_memory(graph: fx.Graph) -> None:
             continue
         wanted = primals[description.grad_of].meta["val"]
         if not _engine_takes(value.meta["val"], wanted) or any(
-            _overlap(value.meta["val"], other.meta["val"]) for other in taken
+            overlap(value.meta["val"], other.meta["val"]) for other in taken
         ):
             value = values[i] = _insert_copy(graph, returned, value, wanted)
         taken.append(value)
@@ -126,7 +126,8 @@ def _dense_order(tensor: Tensor) -> list[int] | None:
     return order
 
 
-def _overlap(a: Tensor, b: Tensor) -> bool:
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Return whether the memory of two tensors overlaps, from the first element of each to its last."""
     if storage_key(a) != storage_key(b) or not a.numel() or not b.numel():
         return False
 

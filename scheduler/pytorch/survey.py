@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.pytorch.constants import find_constants
 from scheduler.pytorch.links import Link, Saved, State, read_state
+from scheduler.pytorch.memory import storage_sizes
 
 LayerFunction = Callable[..., object]
 Layers = nn.Module | Sequence[LayerFunction]
@@ -145,12 +146,6 @@ def _constants_of(part: LayerFunction) -> list[Tensor]:
 def storage_keys(tensors: Iterable[Tensor]) -> set[int]:
     """Return the identities of the storages; they hold while the tensors live."""
     return set(storage_sizes(tensors))
-
-
-def storage_sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Return the bytes of each distinct storage."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return {storage._cdata: storage.nbytes() for storage in storages}
 
 
 def _leaves_of_graph(saved: Saved) -> list[Tensor]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor as TorchTensor
 from torch import fx, nn
+from torch.optim import Optimizer
 
 from scheduler.graph import Graph
-from scheduler.pytorch.costs import Costs, time_function
-from scheduler.pytorch.joint import Joint, Signature, export_joint
+from scheduler.pytorch.costs import Costs, with_costs
+from scheduler.pytorch.device_memory import NOTHING_BESIDE, DeviceMemory, read_device_memory
+from scheduler.pytorch.joint import Joint, Signature, export_graph, export_joint
 from scheduler.pytorch.lowering import Instruction, Lowered, lower
-from scheduler.pytorch.operators import is_getitem
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ def trace(
     *,
     loss: Callable[..., TorchTensor] | None = None,
     costs: Costs = "measured",
+    workspaces: bool | None = None,
+    reserve: int | str = 0,
+    optimizer: Optimizer | None = None,
+    existing_gradients: bool = False,
 ) -> Graph:
     """Return the graph of one training step of a model: forward, loss and backward.
 
@@ -71,7 +76,21 @@ def trace(
         Makes the scalar loss of the model's outputs. Without it the outputs and their
         incoming gradients are part of the graph; what the caller makes of them is not.
     costs : "measured" or "flops"
-        Times in seconds, measured on this machine, or FLOPs with what moving bytes is worth.
+        Measured: on this machine, in seconds; this takes a few seconds. FLOPs: the same on
+        every machine, moved bytes only break ties.
+    workspaces : bool, optional
+        Whether to measure what operators allocate inside themselves, so that the peak, and
+        with it the budget, is the allocator's; without, it is that of live storages. By
+        default if costs are measured.
+    reserve : int or str
+        Bytes of the device that the step must leave to others: an int, or text such as "1GiB".
+    optimizer : torch.optim.Optimizer, optional
+        Its state counts as resident, also before its first step. What its step allocates
+        meanwhile does not: that comes after the backward.
+    existing_gradients : bool
+        Whether the step adds to gradients that exist already (gradient accumulation). They
+        count as resident; new ones are added to them in groups, and do not stay. Gradients of
+        arguments stay results.
 
     Returns
     -------
@@ -83,17 +102,22 @@ def trace(
     CaptureError
         If nothing requires a gradient or the model cannot be captured: says why, and what
         else to use.
+    InvalidOptionError
+        If `costs` is neither, or the size of the optimizer's state cannot be found.
+    InvalidBudgetError
+        If `reserve` cannot be understood.
 
     Examples
     --------
     >>> import torch
-    >>> from torch import nn
+    >>> from torch import fx, nn
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     >>> graph = trace(model, (torch.zeros(2, 4),), loss=lambda y: y.sum(), costs="flops")
     >>> graph.resident_bytes == 4 * (4 * 8 + 8 + 8 + 1 + 2 * 4)
     True
     """
-    return capture(model, args, kwargs, loss, costs=costs).graph
+    memory = read_device_memory(model, reserve, optimizer, existing_gradients)
+    return capture(model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory).graph
 
 
 def capture(
@@ -103,22 +127,46 @@ def capture(
     loss: Callable[..., TorchTensor] | None = None,
     *,
     costs: Costs = "flops",
+    workspaces: bool | None = None,
+    memory: DeviceMemory = NOTHING_BESIDE,
 ) -> Capture:
     """Return the captured step of a model, which `trace` returns the graph of.
 
     Parameters
     ----------
-    model, args, kwargs, loss, costs
+    model, args, kwargs, loss, costs, workspaces
         As for `trace`. Times play no part in executing a plan.
+    memory : DeviceMemory
+        What stands beside the step.
+
+    Raises
+    ------
+    CaptureError, InvalidOptionError
+        As `trace`.
+    """
+    joint = export_joint(model, tuple(args), dict(kwargs or {}), loss)
+    lowered = lower(joint, memory, name=type(model).__name__)
+    return Capture(joint, with_costs(lowered, costs, workspaces=workspaces))
+
+
+def capture_graph(
+    module: fx.GraphModule, args: Sequence[object], *, costs: Costs, memory: DeviceMemory = NOTHING_BESIDE
+) -> Capture:
+    """Return the captured step of a graph that TorchDynamo made.
+
+    Parameters
+    ----------
+    module : GraphModule
+        Takes parameters and buffers as arguments.
+    args
+        Its arguments.
+    costs, memory
+        As for `capture`.
 
     Raises
     ------
     CaptureError
-        As `trace`.
+        If the graph cannot be planned: says why.
     """
-    joint = export_joint(model, tuple(args), dict(kwargs or {}), loss)
-    calls: list[fx.Node] = [
-        node for node in joint.module.graph.nodes if node.op == "call_function" and not is_getitem(node)
-    ]
-    time_of, unit = time_function(costs, calls)
-    return Capture(joint, lower(joint, time_of, time_unit=unit, name=type(model).__name__))
+    joint = export_graph(module, args)
+    return Capture(joint, with_costs(lower(joint, memory, name="compiled"), costs))

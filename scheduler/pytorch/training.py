@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, Unpack, cast
 
 import torch
@@ -14,13 +14,32 @@ from scheduler.api import SolveOptions, make_plan
 from scheduler.graph import Graph
 from scheduler.layers import Chain
 from scheduler.plan import Plan
+from scheduler.problem import save_everything
 from scheduler.pytorch.executor import checkpointed
 from scheduler.pytorch.memory import measure, resident_tensors, training_step
 from scheduler.pytorch.models import ModelCase
 from scheduler.pytorch.profiling import profile_layers
 from scheduler.pytorch.tracing import trace
+from scheduler.simulator import Simulation, simulate
 
 LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peak of one step, resident tensors included.
+
+    Attributes
+    ----------
+    live_bytes : int
+        Of live storages.
+    allocator_bytes : int or None
+        Of what the allocator gave, so with what operators take inside themselves; None for
+        a prediction without workspaces.
+    """
+
+    live_bytes: int
+    allocator_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -30,9 +49,11 @@ class TrainingReport:
     Attributes
     ----------
     plan : Plan
-    measured_peak_bytes, eager_peak_bytes : int
-        Live storages at the peak of one step, resident tensors included, with the plan and
-        in plain eager PyTorch.
+    predicted, measured : Peaks
+        With the plan.
+    baseline, eager : Peaks
+        Without: predicted of the captured step that saves everything, measured in plain
+        eager PyTorch.
     measured_flop_overhead, measured_time_overhead : float
         With the plan over plain eager PyTorch, less 1; times are paired runs.
     losses, baseline_losses : tuple of float
@@ -40,8 +61,10 @@ class TrainingReport:
     """
 
     plan: Plan
-    measured_peak_bytes: int
-    eager_peak_bytes: int
+    predicted: Peaks
+    measured: Peaks
+    baseline: Peaks
+    eager: Peaks
     measured_flop_overhead: float
     measured_time_overhead: float
     losses: tuple[float, ...]
@@ -51,10 +74,10 @@ class TrainingReport:
         """Return the report as plain JSON data; `path` is where the plan was saved."""
         return {
             "budget_bytes": self.plan.budget_bytes,
-            "predicted_peak_bytes": self.plan.peak_bytes,
-            "measured_peak_bytes": self.measured_peak_bytes,
-            "baseline_peak_bytes": self.plan.baseline_peak_bytes,
-            "eager_peak_bytes": self.eager_peak_bytes,
+            "predicted_peaks": asdict(self.predicted),
+            "measured_peaks": asdict(self.measured),
+            "baseline_peaks": asdict(self.baseline),
+            "eager_peaks": asdict(self.eager),
             "predicted_overhead": self.plan.overhead,
             "measured_flop_overhead": self.measured_flop_overhead,
             "measured_time_overhead": self.measured_time_overhead,
@@ -123,15 +146,25 @@ def compare_training(
     plain_step = training_step(plain, case.args, case.kwargs, loss=case.loss)
     eager = measure(plain_step, resident=resident_tensors(plain, (case.args, dict(case.kwargs))), repeats=1)
     measured = measure(training_step(module, case.args, case.kwargs), resident=resident, repeats=3, baseline=plain_step)
+    # The workspaces of layers are live storages inside them; what operators take is not among them.
+    with_workspaces = granularity == "operations" and costs == "measured"
     return TrainingReport(
         plan=plan,
-        measured_peak_bytes=measured.live_peak_bytes,
-        eager_peak_bytes=eager.live_peak_bytes,
+        predicted=_predicted(plan.simulation, with_workspaces),
+        measured=Peaks(measured.live_peak_bytes, measured.allocator_peak_bytes),
+        baseline=_predicted(simulate(plan.graph, save_everything(plan.graph)), with_workspaces),
+        eager=Peaks(eager.live_peak_bytes, eager.allocator_peak_bytes),
         measured_flop_overhead=measured.flops / eager.flops - 1 if eager.flops else 0.0,
         measured_time_overhead=measured.overhead or 0.0,
         losses=losses,
         baseline_losses=baseline_losses,
     )
+
+
+def _predicted(simulation: Simulation, with_workspaces: bool) -> Peaks:
+    if with_workspaces:
+        return Peaks(simulation.live_peak_bytes, simulation.peak_bytes)
+    return Peaks(simulation.peak_bytes, None)
 
 
 def _train(module: nn.Module, case: ModelCase, steps: int, *, with_loss: bool) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from scheduler.pytorch.memory import (
     FlopCounter,
     StorageTracker,
     allocator_peak,
+    allocator_peaks,
     measure_times,
     resident_tensors,
     storage_bytes,
@@ -93,6 +94,18 @@ def test_the_allocator_peak_is_the_running_sum_of_allocations():
         del y, z
 
     assert allocator_peak(step) == 2 * 256 * 256 * 4
+
+
+def test_the_allocator_peaks_of_several_steps_are_their_own(capfd):
+    kept = []
+    steps = [lambda: kept.append(torch.ones(256, 256)), kept.clear, lambda: torch.ones(64, 64).sum()]
+    assert allocator_peaks(steps) == [256 * 256 * 4, 0, 64 * 64 * 4 + 4]
+    assert "profiler_start" not in capfd.readouterr().err
+
+
+def test_the_allocator_peak_is_seen_below_a_dispatch_mode():
+    with StorageTracker():
+        assert allocator_peak(lambda: torch.ones(16, 16) + 1) >= 2 * KIB
 
 
 def test_a_measurement_adds_the_resident_bytes_to_what_the_step_makes():

@@ -1,0 +1,36 @@
+"""The state of the global random generators, kept and put back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+Generators = list[tuple[torch.Generator, Tensor]]
+"""Each global generator in use with a state of it."""
+
+
+def save_generators() -> Generators:
+    """Return the state of every global generator that is in use."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        generators += list(torch.cuda.default_generators)
+    return [(generator, generator.get_state()) for generator in generators]
+
+
+def restore_generators(states: Generators) -> None:
+    """Put back what `save_generators` returned."""
+    for generator, state in states:
+        generator.set_state(state)
+
+
+@contextlib.contextmanager
+def kept_generators() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    states = save_generators()
+    try:
+        yield
+    finally:
+        restore_generators(states)
