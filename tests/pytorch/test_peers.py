@@ -1,0 +1,73 @@
+"""The steps that ours are compared with train the same model: their gradients are those of plain eager PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from scheduler.pytorch.models import ModelCase
+
+
+@pytest.fixture(scope="module")
+def peers() -> ModuleType:
+    path = Path(__file__).parents[1] / "benchmarks" / "peers.py"
+    spec = importlib.util.spec_from_file_location("peers", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["peers"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+LAYERS, WIDTH, BATCH = 8, 16, 64
+
+
+@pytest.fixture(scope="module")
+def case() -> ModelCase:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()) for _ in range(LAYERS)]
+    module = nn.Sequential(OrderedDict(features=nn.Sequential(*blocks)))
+    return ModelCase(module, (torch.randn(BATCH, WIDTH),), loss=lambda y: y.square().sum())
+
+
+@pytest.fixture(scope="module")
+def model(peers):
+    return peers.Model("", {}, ("features",), "features")
+
+
+def gradients(case, step):
+    step()
+    return {name: parameter.grad.clone() for name, parameter in case.module.named_parameters()}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_every_peer_gives_the_gradients_of_eager(peers, model, case):
+    expected = gradients(case, peers.eager_step(case))
+    wanted = {"memory budget 0.5", "memory budget 0", peers.EACH_BLOCK, "checkpoint_sequential 4"}
+    seen = set()
+    for name, step, owner in peers.peer_steps(model, case, wanted.__contains__):
+        found = gradients(owner, step)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, msg=lambda text, where=(name, key): f"{where}: {text}")
+        seen.add(name)
+    assert seen == {peers.EVERYTHING, *wanted}
+
+
+def test_blocks_and_all_segments_but_the_last_are_computed_again(peers, model, case):
+    product = 2 * BATCH * WIDTH * WIDTH
+    # Forward, and gradients of weights and inputs, but not of the batch.
+    plain = (3 * LAYERS - 1) * product
+    steps = {plain: case, plain + LAYERS * product: peers.blockwise(model, case)}
+    steps[plain + LAYERS * 3 // 4 * product] = peers.segmented(model, case, 4)
+    for flops, changed in steps.items():
+        assert peers.measured(peers.eager_step(changed), changed).flops == flops
