@@ -21,16 +21,21 @@ _FINENESS = 500
 def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     """Return the smallest peak found, in bytes with the resident tensors, and its schedule.
 
-    The budget of the problem does not matter: methods that keep little run once, a chain's
-    persistent schedules are searched exactly, and the greedy search aims at the floor first
-    and then half way to the best peak, again and again.
+    Whatever the starts of the problem need is known already. Methods that keep little run
+    once, a chain's persistent schedules are searched exactly, and the greedy search aims at
+    the floor first and then half way to the best peak, again and again. A peak within the
+    problem's budget is small enough: the search ends there.
     """
     graph, floor = problem.graph, problem.floor.bytes
     best = (problem.baseline.peak_bytes, problem.save_everything)
+    for start in problem.starts:
+        best = min(best, (simulate(graph, start).peak_bytes, start), key=lambda entry: entry[0])
     at_floor = replace(problem, budget_bytes=floor)
 
     def offer(name: str, aimed: Problem) -> None:
         nonlocal best
+        if best[0] <= problem.budget_bytes:
+            return
         try:
             schedule = load_solver(name)(aimed, deadline=deadline, seed=0).schedule
         except UnsuitableProblemError:
@@ -47,7 +52,7 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
         offer(name, at_floor)
     aim = floor
     for _ in range(_BISECTIONS):
-        if aim >= best[0] or deadline.passed:
+        if aim >= best[0] or best[0] <= problem.budget_bytes or deadline.passed:
             break
         offer("greedy", replace(problem, budget_bytes=aim))
         aim = (aim + best[0] + 1) // 2
@@ -58,16 +63,20 @@ def squeeze(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     """Return the smallest peak that annealing finds from there on; see `smallest_peak`.
 
     The next budget is half way from the last one that failed, at first the floor, to the
-    best peak; the search ends when the two are close. A chain's smallest peak stands.
+    best peak, but never below the problem's own, at which the search ends; it also ends
+    when the two are close. A chain's smallest peak stands.
     """
-    best = smallest_peak(problem, deadline)
     if problem.chain is not None:
-        return best
+        return smallest_peak(problem, deadline)
+    best = smallest_peak(problem, deadline.within(deadline.remaining / 2))
     failed = problem.floor.bytes - 1
     step = max(1, (problem.baseline.peak_bytes - failed) // _FINENESS)
-    while best[0] - failed > step and best[0] > problem.floor.bytes and not deadline.passed:
-        aimed = replace(problem, budget_bytes=(best[0] + failed) // 2, starts=(best[1],))
-        found = load_solver("anneal")(aimed, deadline=deadline.within(deadline.remaining / 4), seed=0).schedule
+    wanted = problem.budget_bytes
+    while best[0] - failed > step and best[0] > max(wanted, problem.floor.bytes) and not deadline.passed:
+        half_way = (best[0] + failed) // 2
+        aim, share = (wanted, 1 / 2) if wanted > max(failed, half_way) else (half_way, 1 / 4)
+        aimed = replace(problem, budget_bytes=aim, starts=(best[1],))
+        found = load_solver("anneal")(aimed, deadline=deadline.within(share * deadline.remaining), seed=0).schedule
         if found is None:
             failed = aimed.budget_bytes
         else:

@@ -1,0 +1,136 @@
+"""A model's graph at any batch size: traced at a few, and from there predicted at the others.
+
+From a batch of two on, one program mostly serves all sizes, and the bytes and times in it are
+affine in the batch. So two traces say what a third would; the third shows whether they did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+from scheduler.graph import Graph
+
+LEAST_PREDICTED = 2
+"""A batch of one is traced always: PyTorch makes another program of a dimension of one."""
+
+
+class Growth:
+    """The graphs of one model, by batch size.
+
+    Parameters
+    ----------
+    trace : callable
+        Returns the graph of a batch size.
+
+    Attributes
+    ----------
+    traced : dict of int to Graph
+    """
+
+    def __init__(self, trace: Callable[[int], Graph]) -> None:
+        self._trace = trace
+        self.traced: dict[int, Graph] = {}
+        self._predicted: dict[int, Graph] = {}
+
+    def at(self, size: int) -> Graph:
+        """Return the graph of a batch size: predicted if two traced ones agree in structure, else traced."""
+        if size in self.traced:
+            return self.traced[size]
+        if size not in self._predicted:
+            pair = self._pair(size) if size >= LEAST_PREDICTED else None
+            if pair is None:
+                return self._traced_now(size)
+            self._predicted[size] = predict(size, *pair, self.traced[pair[0]], self.traced[pair[1]])
+        return self._predicted[size]
+
+    def confirm(self, size: int) -> bool:
+        """Trace a batch size and return whether its graph was known.
+
+        If it was not, what other sizes were predicted to need is forgotten.
+        """
+        if size in self.traced:
+            return True
+        predicted = self._predicted.get(size)
+        graph = self._traced_now(size)
+        if predicted is not None and structure(graph) == structure(predicted) and _bytes(graph) == _bytes(predicted):
+            return True
+        self._predicted.clear()
+        return False
+
+    def _traced_now(self, size: int) -> Graph:
+        self.traced[size] = self._trace(size)
+        return self.traced[size]
+
+    def _pair(self, size: int) -> tuple[int, int] | None:
+        """Return two traced sizes whose graphs agree: the nearest on both sides, else the two nearest."""
+        by_structure: dict[Hashable, list[int]] = {}
+        for known in sorted(self.traced, key=lambda known: abs(known - size)):
+            if known >= LEAST_PREDICTED:
+                by_structure.setdefault(structure(self.traced[known]), []).append(known)
+        for near, *others in by_structure.values():
+            beyond = [other for other in others if (other < size) != (near < size)]
+            if others:
+                return near, (beyond or others)[0]
+        return None
+
+
+def structure(graph: Graph) -> Hashable:
+    """Return what graphs share that differ in names, bytes and times only: schedules go from one to the other."""
+    index = graph.index
+    return (
+        tuple(
+            (tuple(index.inputs[i]), tuple(index.outputs[i]), operation.phase, operation.repeatable)
+            for i, operation in enumerate(graph.operations)
+        ),
+        tuple(index.storage_of),
+        tuple(index.is_resident),
+        tuple(index.is_result),
+        tuple(index.required),
+    )
+
+
+def predict(size: int, one: int, other: int, graph: Graph, second: Graph) -> Graph:
+    """Return the graph of a batch size, affine in the batch through the graphs of two other sizes.
+
+    Parameters
+    ----------
+    size, one, other : int
+        `graph` is that of a batch of `one`, `second` that of a batch of `other`.
+    graph, second : Graph
+        Of equal structure.
+
+    Examples
+    --------
+    >>> from scheduler.graph import Operation, Tensor
+    >>> def step(batch):
+    ...     return Graph([Operation("f", [], ["y"], 2.0 * batch)], [Tensor("y", 5 + 3 * batch)], results=["y"])
+    >>> graph = predict(10, 2, 3, step(2), step(3))
+    >>> graph.tensors[0].size_bytes, graph.operations[0].time
+    (35, 20.0)
+    """
+    steps, apart = size - one, other - one
+
+    def whole(a: int, b: int) -> int:
+        return max(0, a - (a - b) * steps // apart)  # rounded up
+
+    return replace(
+        graph,
+        tensors=tuple(
+            replace(a, size_bytes=whole(a.size_bytes, b.size_bytes))
+            for a, b in zip(graph.tensors, second.tensors, strict=True)
+        ),
+        operations=tuple(
+            replace(
+                a,
+                time=max(0.0, a.time + (b.time - a.time) * steps / apart),
+                workspace_bytes=whole(a.workspace_bytes, b.workspace_bytes),
+            )
+            for a, b in zip(graph.operations, second.operations, strict=True)
+        ),
+    )
+
+
+def _bytes(graph: Graph) -> tuple[list[int], list[int]]:
+    tensors = [tensor.size_bytes for tensor in graph.tensors]
+    return tensors, [operation.workspace_bytes for operation in graph.operations]
