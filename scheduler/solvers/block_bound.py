@@ -19,7 +19,7 @@ from scheduler.solvers.cuts import decode
 from scheduler.solvers.registry import Deadline
 from scheduler.solvers.views import fold_views
 
-_GROWTH = 3.0
+_GROWTH = 1.5
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class OneCut:
         self.live: frozenset[int] | None = None
         self._limit = problem.budget_bytes - problem.graph.resident_bytes - self._last.made_bytes
         self._root = fold_views(problem.graph, free=True).root
-        read = self._read_later()
+        read = {self._root[t] for t in self._read_later()}
         self._output_bytes = {id(part): self._least_output_bytes(part, read) for part in parts[:-1]}
         self._sides = self._all_sides(frontiers)
         self._counts = Counter(self._key(part) for part in parts)
@@ -146,10 +146,10 @@ class OneCut:
         return {t for i in later if i not in earlier for t in graph.index.inputs[i]}
 
     def _least_output_bytes(self, part: BlockGraph, read: set[int]) -> int:
-        """Return what holding any of a block's output takes at least; 0 if not all of it must be read later."""
+        """Return what holding any of a block's output takes at least; 0 if not all of it is read later."""
         index, root = self.problem.graph.index, self._root
         tensors = {root[part.tensors[t]] for t in part.output & part.exported}
-        if tensors - {root[t] for t in read}:
+        if tensors - read:
             return 0
         return min((index.storage_bytes[index.storage_of[t]] for t in tensors if t >= 0), default=0)
 

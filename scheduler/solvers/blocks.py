@@ -49,7 +49,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     Raises
     ------
     UnsuitableProblemError
-        If the graph does not fall apart into blocks.
+        If the graph does not fall apart into blocks, or has alternatives.
     """
     if problem.floor.bytes > problem.budget_bytes:
         return Proposal(None, "given order", math.inf, math.inf, infeasible=True)
@@ -73,6 +73,8 @@ class _Search:
 
     def __init__(self, problem: Problem, deadline: Deadline) -> None:
         self.problem, self.deadline = problem, deadline
+        if any(len(task) > 1 for task in problem.graph.index.tasks):
+            raise UnsuitableProblemError('"blocks" takes no alternatives to operations: use "auto", "cuts" or "chain"')
         blocks = partition(problem.graph)
         if len(blocks) < LEAST_BLOCKS or not blocks[-1].backward:
             raise UnsuitableProblemError(

@@ -126,6 +126,12 @@ def test_a_graph_without_blocks_is_refused() -> None:
         propose(Problem(graph, parse_budget("90%", graph)), deadline=Deadline(5), seed=0)
 
 
+def test_alternatives_are_refused() -> None:
+    graph = zoo.uniform_chain(30).graph
+    with pytest.raises(UnsuitableProblemError, match="alternatives"):
+        propose(Problem(graph, parse_budget("60%", graph)), deadline=Deadline(5), seed=0)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_knapsack_is_exact(seed: int) -> None:
     draw = random.Random(seed)
