@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import distributions
@@ -25,8 +25,9 @@ from scheduler.journal import Journal, read_entries
 from scheduler.layers import Chain
 from scheduler.pareto import Frontier
 from scheduler.problem import Order, Problem, parse_budget
-from scheduler.solution import Solution, judge
+from scheduler.solution import Solution, Status, judge
 from scheduler.solvers.registry import Deadline, load_solver, stopped_by_interrupt
+from scheduler.zoo import random_layered, uniform_chain
 
 if TYPE_CHECKING:
     import pandas
@@ -226,6 +227,31 @@ class Comparison:
         """
         write_text(path, json.dumps(self.to_dicts(), indent=1, allow_nan=False) + "\n")
 
+    def to_markdown(self, path: str | os.PathLike[str]) -> None:
+        """Write the overheads as a Markdown table: a line per graph and budget, a column per solver.
+
+        A star marks what is proven: that no schedule in the solver's search space is faster or,
+        at a dash, that none fits. A dash alone says that no schedule was found, an empty cell
+        that the solver does not serve such a graph. The last column is the least overhead that
+        any schedule has, as proven at this budget or a larger one, or a dash if none fits.
+
+        Raises
+        ------
+        OSError
+            If the path cannot be written; an existing file is left as it was.
+        """
+        solvers = list(dict.fromkeys(row.solver for row in self.rows))
+        cases: dict[tuple[str, str, str], dict[str, Row]] = {}
+        for row in self.rows:
+            cases.setdefault((row.graph, row.graph_digest, row.budget), {})[row.solver] = row
+        lines = [["graph", "budget", *solvers, "bound"], ["---"] * (len(solvers) + 3)]
+        for (graph, digest, budget), by_solver in cases.items():
+            least = min(row.budget_bytes for row in by_solver.values())
+            above = [row for row in self.rows if row.graph_digest == digest and row.budget_bytes >= least]
+            cells = [_cell(by_solver[solver]) if solver in by_solver else "" for solver in solvers]
+            lines.append([graph.replace("|", "\\|"), budget, *cells, _proven(above)])
+        write_text(path, "".join(f"| {' | '.join(line)} |\n" for line in lines))
+
     def to_pandas(self) -> pandas.DataFrame:
         """Return the table as a data frame, one column per attribute of `Row`.
 
@@ -398,6 +424,7 @@ def _solved_elsewhere(cases: Sequence[_Case], executor: Executor, whole: Deadlin
 def _solve(case: _Case, whole: Deadline | None = None) -> Row:
     """Run one case; whatever the solver raises is told in its row, so that the other cases go on."""
     problem, asked = case.problem, case.row
+    _make_ready(asked.solver)
     started = time.monotonic()
     deadline = Deadline(math.inf if asked.time_limit is None else asked.time_limit, whole)
     try:
@@ -413,6 +440,17 @@ def _solve(case: _Case, whole: Deadline | None = None) -> Row:
     except Exception as error:
         status, reason = FAILED, f"{type(error).__name__}: {error}"
     return replace(asked, status=status, reason=reason, seconds=time.monotonic() - started, machine=_machine())
+
+
+@cache
+def _make_ready(solver: str) -> None:
+    """Let a solver import and compile what it needs, once per process, before any clock runs."""
+    for graph_or_chain in (uniform_chain(2), random_layered(8)):
+        graph, chain = lower(graph_or_chain)
+        problem = Problem(graph, 0, "any", chain)
+        problem = replace(problem, budget_bytes=problem.baseline.peak_bytes - 1)
+        with suppress(Exception):  # its rows will tell
+            load_solver(solver)(problem, deadline=Deadline(1.0), seed=0)
 
 
 def _asked(problem: Problem, name: str, budget: str, solver: str, time_limit: float, seed: int) -> Row:
@@ -452,6 +490,22 @@ def _answered(asked: Row, solution: Solution) -> Row:
         seconds=solution.solve_seconds,
         machine=_machine(),
     )
+
+
+def _cell(row: Row) -> str:
+    """Return what a row says in the Markdown table."""
+    if row.status not in Status.__members__:
+        return "" if row.status == UNSUITABLE else row.status
+    proven = row.status in (Status.OPTIMAL.name, Status.INFEASIBLE.name)
+    return ("-" if row.overhead is None else f"{row.overhead:.2%}") + "*" * proven
+
+
+def _proven(rows: Iterable[Row]) -> str:
+    """Return the highest lower bound over all schedules, as an overhead, or that there are none."""
+    if any(row.status == Status.INFEASIBLE.name for row in rows):
+        return "-"
+    bounds = [row.bound_any / row.baseline_time - 1 for row in rows if row.bound_any and row.baseline_time]
+    return f"{max(bounds):.2%}" if bounds else ""
 
 
 @cache

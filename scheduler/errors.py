@@ -1,25 +1,23 @@
 """Every error that the package raises on purpose.
 
-::
-
-    SchedulerError
-    ├── InvalidGraphError        a tensor, operation, graph, layer or chain that contradicts itself
-    ├── GraphFormatError         a graph file that cannot be read
-    ├── InvalidScheduleError     a schedule that breaks a rule of the judge
-    ├── InvalidBudgetError       a budget or byte count that cannot be understood
-    ├── InvalidOptionError       a parameter outside its range
-    ├── UnsuitableProblemError   a solver asked for a problem of a kind that it does not solve
-    ├── UnknownSolverError       a solver name that is not registered
-    ├── UnknownModelError        a model name or factory that cannot be found
-    ├── BudgetTooSmallError      no schedule fits, or none is known
-    ├── OutOfTimeError           the time limit passed without an answer
-    ├── PlanError                a plan that cannot be used
-    │   ├── PlanFormatError      not a plan file, or of an unknown version
-    │   ├── PlanClaimError       a claim in the plan is untrue
-    │   └── PlanMismatchError    the plan belongs to another graph
-    ├── CaptureError             a module that cannot be captured as a graph
-    ├── ExecutionError           a planned module called in a way that its plan does not cover
-    └── MissingExtraError        an optional dependency that is not installed
+SchedulerError
+├── InvalidGraphError        a tensor, operation, graph, layer or chain that contradicts itself
+├── GraphFormatError         a graph file that cannot be read
+├── InvalidScheduleError     a schedule that breaks a rule of the judge
+├── InvalidBudgetError       a budget or byte count that cannot be understood
+├── InvalidOptionError       a parameter outside its range
+├── UnsuitableProblemError   a solver asked for a problem of a kind that it does not solve
+├── UnknownSolverError       a solver name that is not registered
+├── UnknownModelError        a model name or factory that cannot be found
+├── BudgetTooSmallError      no schedule fits, or none is known
+├── OutOfTimeError           the time limit passed without an answer
+├── PlanError                a plan that cannot be used
+│   ├── PlanFormatError      not a plan file, or of an unknown version
+│   ├── PlanClaimError       a claim in the plan is untrue
+│   └── PlanMismatchError    the plan belongs to another graph
+├── CaptureError             a module that cannot be captured as a graph
+├── ExecutionError           a planned module called in a way that its plan does not cover
+└── MissingExtraError        an optional dependency that is not installed
 """
 
 from __future__ import annotations

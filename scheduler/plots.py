@@ -11,8 +11,10 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from itertools import compress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, compress, count
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
@@ -235,7 +237,7 @@ def plot_frontier(frontiers: Mapping[str, Iterable[Answer]], *, ax: Axes | None 
         places = [row.budget_bytes / scale for row in found]
         overheads = [100 * (row.overhead or 0.0) for row in found]
         (line,) = ax.plot(places, overheads, color=colour, marker=marker, drawstyle="steps-post", label=name)
-        line.set(markersize=5, linewidth=1.3, linestyle=style)
+        line.set(markersize=6, markerfacecolor="none", linewidth=1.3, linestyle=style)
         own = [row for row in found if (row.bound or 0.0) > proven[row.budget_bytes] * (1 + TOLERANCE)]
         places = [row.budget_bytes / scale for row in own]
         ax.plot(places, [_overhead(row.bound or 0.0, baseline) for row in own], "_", color=colour, markersize=12)
@@ -268,22 +270,7 @@ def plot_comparison(rows: Iterable[Row]) -> Figure:
     MissingExtraError
         If matplotlib is not installed.
     """
-    answers = [row for row in rows if row.status in Status.__members__]
-    solvers = dict.fromkeys(row.solver for row in answers)
-    graphs: dict[tuple[str, str], dict[str, list[Row]]] = {}
-    for row in answers:
-        # Every panel has all solvers, so that each looks the same in all of them.
-        by_solver = graphs.setdefault((row.graph, row.graph_digest), {solver: [] for solver in solvers})
-        by_solver[row.solver].append(row)
-    if not graphs:
-        raise InvalidOptionError("no comparison to plot: give at least one row with an answer")
-    panels = _new_figure(1.0 + 3.0 * len(graphs)).subplots(len(graphs), squeeze=False)[:, 0]
-    for panel, ((name, _), by_solver) in zip(panels, graphs.items(), strict=True):
-        plot_frontier(by_solver, ax=panel)
-        panel.set_ylabel(f"{_shortened(name)}\noverhead in time (%)", parse_math=False)
-    for panel in panels[1:]:
-        panel.get_legend().remove()
-    return _figure(panels[0])
+    return _panels(_by_graph(rows))
 
 
 def plot_solve_time(rows: Iterable[Row], *, ax: Axes | None = None) -> Axes:
@@ -316,6 +303,8 @@ def plot_solve_time(rows: Iterable[Row], *, ax: Axes | None = None) -> Axes:
     if not by_solver:
         raise InvalidOptionError("no solve times to plot: give at least one row with an answer")
     ax = ax or _new_axes(3.6)
+    from matplotlib.ticker import LogFormatter
+
     ax.set_xscale("log")
     ax.set_yscale("log")
     for number, (solver, answers) in enumerate(by_solver.items()):
@@ -329,6 +318,8 @@ def plot_solve_time(rows: Iterable[Row], *, ax: Axes | None = None) -> Axes:
         medians = [median(times) for times in seconds.values()]
         ax.plot(list(seconds), medians, color=colour, linestyle=style, linewidth=1.3)
         ax.plot([], [], color=colour, linestyle=style, marker=marker, markersize=5, label=solver)
+    for formatted in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
+        formatted(LogFormatter())
     ax.set_xlabel("size of the graph (operations)")
     ax.plot([], [], "o", markersize=5, markeredgecolor=GREY, markerfacecolor="white", label="hollow: not proven")
     ax.set_ylabel("solve time (s)")
@@ -349,6 +340,45 @@ def write_figure(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
     write_text(path, _svg(figure if isinstance(figure, Figure) else _figure(figure)))
 
 
+def write_comparison(rows: Iterable[Row], folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """Write the frontiers on each graph, and the solve times on all, as SVG files in a folder.
+
+    Parameters
+    ----------
+    rows : Comparison or iterable of Row
+        Rows in which the solver gave no answer are left out.
+    folder : path
+        Made if it is missing.
+
+    Returns
+    -------
+    tuple of Path
+        `solve_time.svg`, and one file per graph, named as it is but for characters that a file
+        name cannot hold everywhere.
+
+    Raises
+    ------
+    InvalidOptionError
+        If there is no row with an answer.
+    MissingExtraError
+        If matplotlib is not installed.
+    OSError
+        If a file cannot be written; an existing one is left as it was.
+    """
+    rows = tuple(rows)
+    drawn: dict[str, Callable[[], Figure]] = {"solve_time": lambda: _figure(plot_solve_time(rows))}
+    for name, by_solver in _by_graph(rows):
+        stem = re.sub(r"[^\w.-]+", "_", name).strip("._") or "graph"
+        numbered = (f"{stem}-{number}" for number in count(2))
+        drawn[next(free for free in chain([stem], numbered) if free not in drawn)] = partial(
+            _panels, [(name, by_solver)]
+        )
+    Path(folder).mkdir(exist_ok=True)
+    for stem, draw in drawn.items():
+        write_text(Path(folder, f"{stem}.svg"), _closed_svg(draw()))
+    return tuple(Path(folder, f"{stem}.svg") for stem in drawn)
+
+
 def inline_svg(draw: Callable[..., Axes], plan: PlanOrSchedule, name: str) -> str:
     """Return a picture of a plan as an SVG element to stand in a page.
 
@@ -362,16 +392,47 @@ def inline_svg(draw: Callable[..., Axes], plan: PlanOrSchedule, name: str) -> st
     name : str
         Told before every id in the element, so that several stand in one page.
     """
-    ax = draw(plan)
-    from matplotlib import pyplot
-
-    try:
-        svg = _svg(_figure(ax))
-    finally:
-        pyplot.close(_figure(ax))
+    svg = _closed_svg(_figure(draw(plan)))
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+
+
+def _by_graph(rows: Iterable[Row]) -> list[tuple[str, dict[str, list[Row]]]]:
+    """Return the name of each graph with its rows by solver; of all solvers, so that each looks the same everywhere."""
+    answers = [row for row in rows if row.status in Status.__members__]
+    if not answers:
+        raise InvalidOptionError("no comparison to plot: give at least one row with an answer")
+    solvers = dict.fromkeys(row.solver for row in answers)
+    graphs: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    for row in answers:
+        by_solver = graphs.setdefault((row.graph, row.graph_digest), {solver: [] for solver in solvers})
+        by_solver[row.solver].append(row)
+    return [(name, by_solver) for (name, _), by_solver in graphs.items()]
+
+
+def _panels(graphs: Sequence[tuple[str, Mapping[str, Iterable[Answer]]]]) -> Figure:
+    panels = _new_figure(1.0 + 3.0 * len(graphs)).subplots(len(graphs), squeeze=False)[:, 0]
+    for panel, (name, by_solver) in zip(panels, graphs, strict=True):
+        plot_frontier(by_solver, ax=panel)
+        panel.set_ylabel(f"{_shortened(name)}\noverhead in time (%)", parse_math=False)
+    for panel in panels[1:]:
+        panel.get_legend().remove()
+    for line in panels[0].get_lines() if len(graphs) == 1 else ():
+        if not len(line.get_xdata()):
+            line.set_label("_")  # what has no point in the only panel needs no entry in the legend
+    _finish(panels[0], columns=3)
+    return _figure(panels[0])
+
+
+def _closed_svg(figure: Figure) -> str:
+    """Return a figure that nobody else has as SVG, and close it."""
+    from matplotlib import pyplot
+
+    try:
+        return _svg(figure)
+    finally:
+        pyplot.close(figure)
 
 
 def _svg(figure: Figure) -> str:

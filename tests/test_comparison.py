@@ -19,7 +19,7 @@ from types import ModuleType
 import pytest
 
 import scheduler as sc
-from scheduler.comparison import Row
+from scheduler.comparison import Row, _make_ready
 from scheduler.errors import InvalidBudgetError, InvalidOptionError, MissingExtraError, UnknownSolverError
 from scheduler.journal import Journal
 from scheduler.problem import Problem
@@ -345,6 +345,22 @@ def die(case: object) -> Row:
     raise BrokenExecutor("a worker was killed")
 
 
+def test_what_a_solver_loads_on_first_use_is_not_counted_as_its_time(toy: ModuleType) -> None:
+    calls: list[int] = []
+
+    def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        if not calls:
+            time.sleep(0.3)
+        calls.append(problem.budget_bytes)
+        return Proposal(problem.save_everything, "given order", bound=1.0)
+
+    toy.propose = propose
+    _make_ready.cache_clear()
+    row, again = sc.compare([uniform_chain(3)], ["100%", "90%"], ["toy"])
+    assert row.seconds < 0.3
+    assert calls[-2:] == [row.budget_bytes, again.budget_bytes]
+
+
 def test_a_dead_worker_is_an_error_and_its_cases_are_run_later(tmp_path: Path) -> None:
     path, ran = tmp_path / "rows.jsonl", []
     with DyingPool(1) as pool, pytest.raises(BrokenExecutor, match="a worker was killed"):
@@ -377,6 +393,29 @@ def test_without_pandas_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"checkpoint-scheduler\[tables\]"):
         sc.Comparison(()).to_pandas()
+
+
+def test_the_markdown_table_has_a_line_per_graph_and_budget_and_a_column_per_solver(tmp_path: Path) -> None:
+    (row,) = sc.compare({"a|b": uniform_chain(3)}, ["100%"], ["save-all"])
+    asked = replace(row, baseline_time=10.0, overhead=None, bound_any=None)
+    large, small = (replace(asked, budget=f"{size}%", budget_bytes=size) for size in (90, 50))
+    rows = [
+        replace(large, solver="good", status="OPTIMAL", overhead=0.125, bound_any=11.0),
+        replace(large, solver="none", status="UNKNOWN", bound_any=10.0),
+        replace(large, solver="chain", status="unsuitable"),
+        replace(small, solver="good", status="FEASIBLE", overhead=0.5, bound_any=10.5),
+        replace(small, solver="none", status="failed"),
+        replace(replace(small, graph="c", graph_digest="c"), solver="none", status="INFEASIBLE", bound_any=10.0),
+    ]
+    sc.Comparison(tuple(rows)).to_markdown(tmp_path / "table.md")
+    # What is proven at 90 %, 11 of 10 seconds, holds at 50 %.
+    assert (tmp_path / "table.md").read_text().splitlines() == [
+        "| graph | budget | good | none | chain | bound |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| a\\|b | 90% | 12.50%* | - |  | 10.00% |",
+        "| a\\|b | 50% | 50.00% | failed |  | 10.00% |",
+        "| c | 50% |  | -* |  | - |",
+    ]
 
 
 def test_a_frontier_becomes_a_table() -> None:

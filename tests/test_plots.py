@@ -24,6 +24,7 @@ from scheduler.plots import (
     plot_memory,
     plot_schedule,
     plot_solve_time,
+    write_comparison,
     write_figure,
 )
 from tests.plans import TWICE, layered_plan, oddly_named_plan, plan_of_schedule, twice_plan
@@ -193,6 +194,24 @@ def test_a_comparison_has_a_panel_per_graph() -> None:
         plot_comparison(rows[-1:])
 
 
+def test_a_folder_gets_a_picture_per_graph_and_one_of_solve_times(tmp_path: Path) -> None:
+    asked = replace(ROW, overhead=0.5, bound=1.0, bound_any=1.0)
+    names = ["a/b", "a:b", "solve_time", "..."]
+    rows = [replace(asked, graph=name) for name in names]
+    rows += [replace(asked, solver="greedy"), replace(asked, graph="a/b", solver="none", overhead=None)]
+    files = write_comparison(rows, tmp_path / "new")
+    assert sorted((tmp_path / "new").iterdir()) == sorted(files)
+    texts = {path.name: set(ElementTree.parse(path).getroot().itertext()) for path in files}
+    assert list(texts) == ["solve_time.svg", "a_b.svg", "a_b-2.svg", "solve_time-2.svg", "graph.svg", "g.svg"]
+    assert {"cuts", "greedy", "solve time (s)"} <= texts["solve_time.svg"]
+    for file, name in zip(files[1:], [*names, "g"], strict=True):
+        assert {name, "overhead in time (%)"} <= texts[file.name]
+    # Only what has a point stands in the legend.
+    assert "cuts" in texts["a_b.svg"]
+    assert not {"greedy", "none"} & texts["a_b.svg"]
+    assert pyplot.get_fignums() == []
+
+
 def test_the_command_line_draws_frontiers_and_comparisons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +223,8 @@ def test_the_command_line_draws_frontiers_and_comparisons(
     for name, graph in (("a.svg", "uniform chain of 3"), ("b.svg", "step")):
         texts = list(ElementTree.parse(name).getroot().itertext())
         assert {"save-all", graph, "overhead in time (%)"} <= set(texts)
+    assert main([*compared, "figures/"]) == 0
+    assert sorted(path.name for path in Path("figures").iterdir()) == ["solve_time.svg", "step.svg"]
     capsys.readouterr()
     assert main([*compared, "none/c.svg"]) == 2
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
