@@ -14,6 +14,7 @@ from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Solution, Status
 from scheduler.solvers.registry import solver_names
 from scheduler.solvers.revolve import revolve_actions
+from scheduler.stages import StagePlan, plan_stages
 
 __all__ = [
     "Chain",
@@ -29,12 +30,14 @@ __all__ = [
     "SchedulerError",
     "Simulation",
     "Solution",
+    "StagePlan",
     "Status",
     "Tensor",
     "compare",
     "frontier",
     "make_plan",
     "minimum_budget",
+    "plan_stages",
     "read_graph",
     "revolve_actions",
     "simulate",

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
-from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError
+from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError, UnsuitableProblemError
 from scheduler.graph import Graph
 from scheduler.layers import Chain
 from scheduler.plan import Plan
@@ -100,12 +100,14 @@ def solve(
     load_solver(solver)
     started = time.monotonic()
     deadline = Deadline(time_limit)
-    problem = Problem(graph, parse_budget(budget, graph), order, chain)
     with stopped_by_interrupt(deadline):
+        problem = Problem(graph, parse_budget(budget, graph), order, chain)
         proposal = propose_with_bounds(problem, solver, deadline, seed)
-    solution = judge(problem, proposal, solver=solver, seconds=time.monotonic() - started)
+        solution = judge(problem, proposal, solver=solver, seconds=time.monotonic() - started)
     if solution.schedule is None:
-        why = _why_nothing(problem, solution, Deadline(max(LEAST_SECONDS_TO_EXPLAIN, deadline.remaining)))
+        deadline = Deadline(max(LEAST_SECONDS_TO_EXPLAIN, deadline.remaining))
+        with stopped_by_interrupt(deadline):
+            why = _why_nothing(problem, solution, deadline)
         solution = replace(solution, messages=(why, *solution.messages))
     return solution
 
@@ -195,9 +197,13 @@ def with_bounds(problem: Problem, proposal: Proposal, deadline: Deadline) -> Pro
     """Return a proposal with the bounds of `cuts` if it brings none of its own."""
     if max(proposal.bound, proposal.bound_any) > 0 or proposal.infeasible or proposal.schedule is None:
         return proposal
+    least = replace(proposal, bound=problem.least_time, bound_any=problem.least_time)
     if simulate(problem.graph, proposal.schedule).time <= problem.least_time:
-        return replace(proposal, bound=problem.least_time, bound_any=problem.least_time)
-    proven = load_solver("cuts")(problem, deadline=deadline, seed=0)
+        return least
+    try:
+        proven = load_solver("cuts")(problem, deadline=deadline, seed=0)
+    except UnsuitableProblemError:  # too large a graph
+        return least
     if proposal.search_space != "given order":
         return replace(proposal, bound_any=proven.bound_any)
     return replace(proposal, bound=proven.bound, bound_any=proven.bound_any)

@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from functools import cache
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -20,11 +21,16 @@ Part = TypeVar("Part")
 def build(kind: type[Part], data: object, what: str) -> Part:
     """Return a dataclass made of plain data that names its fields."""
     fields = mapping(data, what)
-    check_keys(fields, set(signature(kind).parameters), what)
+    check_keys(fields, _field_names(kind), what)  # type: ignore[arg-type]  # a class is hashable
     try:
         return kind(**fields)
     except TypeError as error:
         raise InvalidGraphError(f"{what} lacks a field: {error}") from None
+
+
+@cache
+def _field_names(kind: type) -> frozenset[str]:
+    return frozenset(signature(kind).parameters)
 
 
 def mapping(data: object, what: str) -> Mapping[str, Any]:
@@ -41,7 +47,7 @@ def sequence(value: object, what: str) -> list[object]:
     return value
 
 
-def check_keys(fields: Mapping[str, object], known: set[str], what: str) -> None:
+def check_keys(fields: Mapping[str, object], known: Set[str], what: str) -> None:
     """Refuse fields that nobody knows."""
     unknown = [key for key in fields if key not in known]
     if unknown:
@@ -54,6 +60,14 @@ def check_name(name: object, what: str) -> None:
         raise InvalidGraphError(f"the name of a {what} is non-empty text, not {name!r}")
     if not name.isprintable():
         raise InvalidGraphError(f"the name of a {what} has unprintable characters: {name!r}")
+
+
+def check_text(text: object, what: str) -> None:
+    """Refuse what is no text, or cannot be printed: escape sequences, lone surrogates."""
+    if not isinstance(text, str):
+        raise InvalidGraphError(f"{what} is text, not {text!r}")
+    if not text.isprintable():
+        raise InvalidGraphError(f"{what} has unprintable characters: {text!r}")
 
 
 def check_unique(names: list[str], what: str) -> None:

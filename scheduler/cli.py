@@ -11,16 +11,21 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from multiprocessing import get_context
+from inspect import signature
+from multiprocessing import active_children, get_context
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, cast
 
+from scheduler import zoo
 from scheduler.api import lower, make_plan
 from scheduler.comparison import FAILED, Comparison, Row, compare
+from scheduler.doctor import examine, is_well
 from scheduler.errors import (
     BudgetTooSmallError,
     InvalidOptionError,
@@ -46,6 +51,9 @@ if TYPE_CHECKING:
 
 DONE, PROVEN_NO, USAGE, NO_ANSWER = 0, 1, 2, 3
 
+_ZOO = "zoo:"
+_GRAPH = 'a graph or chain file; "-" reads standard input; "zoo:unet:batch_size=8" is one of scheduler.zoo'
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
@@ -57,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
+        _check_writable(getattr(options, "output", None))
         code: int = options.run(options)
         sys.stdout.flush()
         return code
@@ -96,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="find the fastest schedule of a graph that fits a budget")
     plan.set_defaults(run=_plan)
-    plan.add_argument("graph", metavar="GRAPH", help='a graph or chain file; "-" reads standard input')
+    plan.add_argument("graph", metavar="GRAPH", help=_GRAPH)
     _add_solving(plan, 60.0)
     plan.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
 
@@ -126,20 +135,34 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--steps", type=_positive, default=5, help="training steps (default 5)")
     train.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write (default MODEL.plan.json)")
 
+    batches = commands.add_parser("max-batch", help="find the largest batch that a model trains with in a budget")
+    batches.set_defaults(run=_max_batch)
+    _add_model(batches, layers=False)
+    batches.add_argument("--budget", required=True, help='peak of the whole step: "8GiB", "8GB", or bytes')
+    batches.add_argument("--solver", default="auto", help=f"one of {', '.join(solver_names())} (default auto)")
+    _add_searching(batches, 60.0)
+    batches.add_argument("--limit", type=_positive, help="largest batch looked at")
+    batches.add_argument("--measure", action="store_true", help="run a step of that batch, and of one more")
+    batches.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
+
     budgets = commands.add_parser("frontier", help="find the fastest schedule of a graph for each of several budgets")
     budgets.set_defaults(run=_frontier)
-    budgets.add_argument("graph", metavar="GRAPH", help='a graph or chain file; "-" reads standard input')
+    budgets.add_argument("graph", metavar="GRAPH", help=_GRAPH)
     budgets.add_argument(
         "--budgets", type=_list, help='as "90%%,80%%,8GiB" (default ten, from the smallest peak known)'
     )
     budgets.add_argument("--solver", default="auto", help=f"one of {', '.join(solver_names())} (default auto)")
     _add_searching(budgets, 60.0)
-    budgets.add_argument("--csv", metavar="FILE", help="the table to write")
-    budgets.add_argument("--plot", metavar="SVG", help="the picture to write")
+    _add_files(budgets)
 
     sweep = commands.add_parser("compare", help="run every solver on every graph and budget")
     sweep.set_defaults(run=_compare)
-    sweep.add_argument("graphs", nargs="+", metavar="GRAPH", help="graph or chain files, or folders of them")
+    sweep.add_argument(
+        "graphs",
+        nargs="+",
+        metavar="GRAPH",
+        help="graph or chain files, folders of them, or graphs of scheduler.zoo: zoo:unet:batch_size=8, or zoo:all",
+    )
     sweep.add_argument("--budgets", type=_list, default=["80%", "60%", "40%"], help="(default 80%%,60%%,40%%)")
     sweep.add_argument(
         "--solvers", type=_list, default=list(solver_names()), help=f"of {','.join(solver_names())} (default all)"
@@ -147,22 +170,30 @@ def _parser() -> argparse.ArgumentParser:
     _add_searching(sweep, 60.0)
     sweep.add_argument("--jobs", type=_positive, default=1, help="cases at once (default 1)")
     sweep.add_argument("--output", metavar="JSONL", help="finished rows are appended here, and not run again")
-    sweep.add_argument("--csv", metavar="FILE", help="the table to write")
-    sweep.add_argument("--plot", metavar="SVG", help="the picture to write, one panel per graph")
+    _add_files(sweep)
 
-    for command in (models, trace, plan, show, report, export, verify, train, budgets, sweep):
+    doctor = commands.add_parser(
+        "doctor", help="say what is installed and what mends the rest; exit 1 if nothing can be solved"
+    )
+    doctor.set_defaults(run=_doctor)
+
+    for command in (models, trace, plan, show, report, export, verify, train, batches, budgets, sweep, doctor):
         command.add_argument("--json", action="store_true", help="print the answer as JSON")
     return parser
 
 
-def _add_model(command: argparse.ArgumentParser) -> None:
+def _add_model(command: argparse.ArgumentParser, *, layers: bool = True) -> None:
     command.add_argument("model", metavar="MODEL", help='a name from "scheduler models", or package.module:factory')
     command.add_argument(
-        "--costs", choices=("measured", "flops"), default="measured", help="times of operations (default measured)"
+        "--costs",
+        choices=("measured", "flops"),
+        default="measured",
+        help="of operations: times and workspaces, measured, or FLOPs (default measured)",
     )
-    command.add_argument(
-        "--layers", action="store_true", help="layer by layer, uncaptured: the model is a sequence of layers"
-    )
+    if layers:
+        command.add_argument(
+            "--layers", action="store_true", help="layer by layer, uncaptured: the model is a sequence of layers"
+        )
 
 
 def _add_solving(command: argparse.ArgumentParser, time_limit: float) -> None:
@@ -177,6 +208,16 @@ def _add_searching(command: argparse.ArgumentParser, time_limit: float) -> None:
     command.add_argument("--seed", type=int, default=0)
 
 
+def _add_files(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--csv", metavar="FILE", help="the rows to write")
+    command.add_argument("--table", metavar="FILE", help="the overheads to write, in Markdown: a column per solver")
+    command.add_argument(
+        "--plot",
+        metavar="SVG",
+        help="the picture to write, one panel per graph; FOLDER/: one picture per graph, and one of solve times",
+    )
+
+
 def _positive(text: str) -> int:
     count = int(text)
     if count < 1:
@@ -186,6 +227,18 @@ def _positive(text: str) -> int:
 
 def _list(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",")]
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = examine()
+    if options.json:
+        print(json.dumps([finding.to_dict() for finding in findings]))
+    else:
+        for finding in findings:
+            print(f"{finding.part.name:<14}  {finding.state:<8}  {finding.detail}")
+            if finding.state != "ok":
+                print(f"{'':<26}for {finding.part.serves}: {finding.part.mends}")
+    return DONE if is_well(findings) else PROVEN_NO
 
 
 def _models(options: argparse.Namespace) -> int:
@@ -230,7 +283,7 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    graph = read_graph_or_chain(options.graph)
+    graph = _read_graph(options.graph)
     if isinstance(graph, Chain):
         _say(f"planning {len(graph.layers)} layers")
     else:
@@ -302,9 +355,8 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _frontier(options: argparse.Namespace) -> int:
-    _check_writable(options.csv)
-    _check_picture(options.plot)
-    graph = read_graph_or_chain(options.graph)
+    _check_files(options)
+    graph = _read_graph(options.graph)
     _say(f"solving {len(options.budgets) if options.budgets else 'ten'} budgets")
     rows = frontier(
         graph,
@@ -329,14 +381,9 @@ def _frontier(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    _check_writable(options.csv)
-    _check_picture(options.plot)
+    _check_files(options)
     graphs = _read_graphs(options.graphs)
-    with ExitStack() as stack:
-        executor = None
-        if options.jobs > 1:
-            pool = ProcessPoolExecutor(options.jobs, get_context("spawn"), _die_at_interrupt)
-            executor = stack.enter_context(pool)
+    with _workers(options.jobs) if options.jobs > 1 else nullcontext() as executor:
         table = compare(
             graphs,
             options.budgets,
@@ -358,38 +405,97 @@ def _compare(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _read_graphs(paths: Sequence[str]) -> dict[str, Graph | Chain]:
-    """Return the graphs in files and folders by name: that of the file, or its path where two share it."""
-    files: list[Path] = []
-    for path in map(Path, paths):
-        found = sorted(file for file in path.iterdir() if file.suffix in (".json", ".txt")) if path.is_dir() else [path]
-        if not found:
-            raise InvalidOptionError(f"no graph in {path}: a folder of graphs holds .json or .txt files")
-        files += found
-    stems = [file.stem for file in files]
-    return {file.stem if stems.count(file.stem) == 1 else str(file): read_graph_or_chain(file) for file in files}
+def _read_graphs(names: Sequence[str]) -> dict[str, Graph | Chain]:
+    """Return graphs by their zoo name, or that of their file, or its path where two share it."""
+    found = [entry for name in names for entry in _listed(name)]
+    labels = [entry if entry.startswith(_ZOO) else Path(entry).stem for entry in found]
+    return {
+        label if labels.count(label) == 1 else entry: _read_graph(entry)
+        for label, entry in zip(labels, found, strict=True)
+    }
 
 
-def _check_picture(path: str | None) -> None:
-    """Refuse a picture that cannot be made before the work is done, not after it."""
-    if path is None:
-        return
-    from importlib.util import find_spec
+def _listed(name: str) -> list[str]:
+    """Return what a name stands for: the graphs of the zoo, the files of a folder, or itself."""
+    if name == f"{_ZOO}all":
+        return [f"{_ZOO}{generator}" for generator in zoo.__all__]
+    if not Path(name).is_dir():
+        return [name]
+    files = sorted(file for file in Path(name).iterdir() if file.suffix in (".json", ".txt"))
+    if not files:
+        raise InvalidOptionError(f"no graph in {name}: a folder of graphs holds .json or .txt files")
+    return [str(file) for file in files]
 
-    _check_writable(path)
-    if find_spec("matplotlib") is None:
-        raise MissingExtraError('--plot needs matplotlib: pip install "checkpoint-scheduler[plot]"')
+
+def _read_graph(name: str) -> Graph | Chain:
+    """Return the graph in a file, or what a name of the zoo such as `zoo:resnet:batch_size=8,size=128` generates."""
+    if not name.startswith(_ZOO):
+        return read_graph_or_chain(name)
+    generator, _, sizes = name.removeprefix(_ZOO).partition(":")
+    if generator not in zoo.__all__:
+        raise InvalidOptionError(f'no graph "{generator}" in the zoo; known are {", ".join(zoo.__all__)}')
+    generate: Callable[..., Graph | Chain] = getattr(zoo, generator)
+    entries = [entry.partition("=") for entry in sizes.split(",")] if sizes else []
+    try:
+        options = {key: float(value) if "." in value else int(value) for key, _, value in entries}
+        signature(generate).bind(**options)
+    except (TypeError, ValueError) as error:
+        raise InvalidOptionError(f"{name}: {error}; write {_ZOO}{generator}:NAME=NUMBER,...") from error
+    return generate(**options)
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Refuse what cannot be written before the work is done, not after it."""
+    picture = options.plot
+    if picture is not None:
+        from importlib.util import find_spec
+
+        if find_spec("matplotlib") is None:
+            raise MissingExtraError('--plot needs matplotlib: pip install "checkpoint-scheduler[plot]"')
+        if _is_folder(picture):
+            Path(picture).mkdir(exist_ok=True)
+            picture = os.path.join(picture, "solve_time.svg")
+    for path in (options.csv, options.table, picture):
+        _check_writable(path)
 
 
 def _check_writable(path: str | None) -> None:
-    """Refuse a path before the work is done, not after it."""
-    if path is not None and (Path(path).is_dir() or not os.access(Path(path).parent, os.W_OK)):
-        raise InvalidOptionError(f"cannot write {path}: give a file in a folder that exists and can be written to")
+    if path is None:
+        return
+    why = "it is a folder" if Path(path).is_dir() else None
+    try:
+        TemporaryFile(dir=Path(path).parent).close()
+    except OSError as error:  # what the rights of a file say is not all: a disk may be mounted for reading only
+        why = error.strerror
+    if why is not None:
+        raise InvalidOptionError(
+            f"cannot write {path}: {why}; give a file in a folder that exists and can be written to"
+        )
 
 
-def _die_at_interrupt() -> None:
-    """Let Ctrl-C end a worker without a word: the process that started it keeps the finished rows."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _is_folder(path: str) -> bool:
+    return path.endswith(("/", os.sep)) or Path(path).is_dir()
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield processes that run cases, and end them when the table is made, or at Ctrl-C."""
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _ignore_interrupt)
+    try:
+        yield pool
+    finally:
+        try:
+            pool.shutdown(wait=False, cancel_futures=True)
+            # A pool of Python 3.11 hangs if its workers die before it has dropped what was cancelled.
+            time.sleep(0.1)
+        finally:
+            for worker in active_children():
+                worker.kill()
+
+
+def _ignore_interrupt() -> None:
+    """Leave Ctrl-C to the process that started this one: it keeps the finished rows."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _progress_bar() -> Callable[[int, int, Row], None] | None:
@@ -419,10 +525,15 @@ def _print_table(table: Comparison, options: argparse.Namespace, columns: Sequen
             print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
     if options.csv:
         table.to_csv(options.csv)
+    if options.table:
+        table.to_markdown(options.table)
     if options.plot:
-        from scheduler.plots import plot_comparison, write_figure
+        from scheduler.plots import plot_comparison, write_comparison, write_figure
 
-        write_figure(plot_comparison(table), options.plot)
+        if _is_folder(options.plot):
+            write_comparison(table, options.plot)
+        else:
+            write_figure(plot_comparison(table), options.plot)
 
 
 def _cell(name: str, value: object) -> str:
@@ -464,8 +575,10 @@ def _print_training(report: TrainingReport, output: str) -> None:
     plan = report.plan
     rows = [
         ("", "predicted", "measured"),
-        ("peak, without the plan", format_bytes(plan.baseline_peak_bytes), format_bytes(report.eager_peak_bytes)),
-        ("peak, with the plan", format_bytes(plan.peak_bytes), format_bytes(report.measured_peak_bytes)),
+        ("live peak, without the plan", *_pair(report.baseline.live_bytes, report.eager.live_bytes)),
+        ("live peak, with the plan", *_pair(report.predicted.live_bytes, report.measured.live_bytes)),
+        ("allocator peak, without", *_pair(report.baseline.allocator_bytes, report.eager.allocator_bytes)),
+        ("allocator peak, with", *_pair(report.predicted.allocator_bytes, report.measured.allocator_bytes)),
         ("overhead in time", f"{plan.overhead:.2%}", f"{report.measured_time_overhead:.2%}"),
         ("overhead in FLOPs", "", f"{report.measured_flop_overhead:.2%}"),
     ]
@@ -476,10 +589,59 @@ def _print_training(report: TrainingReport, output: str) -> None:
     print(f"proof    {plan.status.name} in {plan.search_space}: bound {_percent(plan.bound, plan)}, gap {plan.gap:.2%}")
     print(f"plan     {output}\n")
     for name, predicted, measured in rows:
-        print(f"{name:<24}{predicted:>14}{measured:>14}")
+        print(f"{name:<28}{predicted:>14}{measured:>14}")
     print(f"\n{'step':<8}{'loss, plain':>16}{'loss, with the plan':>22}")
     for number, (plain, planned) in enumerate(zip(report.baseline_losses, report.losses, strict=True), 1):
         print(f"{number:<8}{plain:>16.6f}{planned:>22.6f}")
+
+
+def _max_batch(options: argparse.Namespace) -> int:
+    _needs_torch()
+    from scheduler.pytorch.batches import MOST, max_batch, measured_peak
+    from scheduler.pytorch.models import Arguments, make_model
+
+    case = make_model(options.model, batch_size=1)
+
+    def make_batch(size: int) -> Arguments:
+        made = make_model(options.model, batch_size=size)
+        return made.args, dict(made.kwargs)
+
+    found = max_batch(
+        lambda: case.module,
+        make_batch,
+        options.budget,
+        loss=case.loss,
+        costs=options.costs,
+        limit=options.limit or MOST,
+        solver=options.solver,
+        time_limit=options.time_limit,
+        order=options.order,
+        seed=options.seed,
+        progress=_say,
+    )
+    if options.output:
+        found.plan.save(options.output)
+    size, one_more = found.batch_size, found.next_plan
+    answer: dict[str, object] = {
+        "batch_size": size,
+        "one_more": found.one_more,
+        "largest_possible": found.bound,
+        "traced": list(found.traced),
+        **_summary(found.plan),
+        "next_peak_bytes": one_more and one_more.peak_bytes,
+    }
+    if options.measure:
+        for key, number, plan in (("measured", size, found.plan), ("next_measured", size + 1, one_more)):
+            if plan is not None:
+                _say(f"training one step with a batch of {number}")
+                answer[f"{key}_peak_bytes"] = measured_peak(case.module, plan, *make_batch(number), loss=case.loss)
+    _print_answer({**answer, "plan": options.output}, options.json)
+    return DONE
+
+
+def _pair(predicted: int | None, measured: int | None) -> tuple[str, str]:
+    first, second = ("" if size is None else format_bytes(size) for size in (predicted, measured))
+    return first, second
 
 
 def _percent(bound: float, plan: Plan) -> str:
@@ -529,4 +691,6 @@ def _needs_torch() -> None:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    """Print on stderr; what a hostile file would have the terminal do is spelled out."""
+    shown = "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in message)
+    print(shown, file=sys.stderr, flush=True)

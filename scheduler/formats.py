@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scheduler.checks import check_unique
 from scheduler.computation_graph import looks_like_computation_graph, parse_computation_graph
 from scheduler.errors import GraphFormatError, InvalidGraphError, SchedulerError
 from scheduler.graph import GRAPH_FORMAT, Graph, Operation, Phase, Tensor
@@ -141,7 +142,7 @@ def _read_text(path: str | os.PathLike[str]) -> str:
 
 def _parse_json(path: str | os.PathLike[str], text: str) -> object:
     try:
-        data: object = json.loads(text, parse_constant=_refuse_constant)
+        data: object = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeats)
     except (ValueError, RecursionError) as error:
         raise GraphFormatError(f"{path} is not valid JSON: {error}") from error
     return data
@@ -247,7 +248,7 @@ def _from_node_link(data: dict[str, object], *, time: str | None, size_bytes: st
         if not isinstance(entry, dict):
             raise GraphFormatError(f"node {number} is not a JSON object")
         node = entry.get("id", entry.get("name", number))
-        if isinstance(node, (list, dict)) or node in graph:
+        if node is None or isinstance(node, (list, dict)) or node in graph:
             raise GraphFormatError(f"node {number}: id {node!r} is taken or not a plain value")
         graph.add_node(node, **{str(key): value for key, value in entry.items()})
     for number, link in enumerate(links):
@@ -337,6 +338,13 @@ def _unique_names(graph: networkx.DiGraph[object], order: list[object]) -> dict[
     if len(set(own.values())) == len(own):
         return own
     return {node: f"{name}#{node}" for node, name in own.items()}
+
+
+def _refuse_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        check_unique([name for name, _ in pairs], "entries of one object")
+    return entries
 
 
 def _refuse_constant(text: str) -> object:

@@ -15,6 +15,7 @@ from scheduler.checks import (
     build,
     check_keys,
     check_name,
+    check_text,
     check_unique,
     count_of,
     instances,
@@ -177,8 +178,7 @@ class Graph:
             names = names_of(getattr(self, field), f"{field} of the graph")
             set_field(self, field, tuple(dict.fromkeys(names)))
         for field in ("time_unit", "name"):
-            if not isinstance(getattr(self, field), str):
-                raise InvalidGraphError(f"{field} of the graph is text, not {getattr(self, field)!r}")
+            check_text(getattr(self, field), f"{field} of the graph")
         if not self.operations:
             raise InvalidGraphError("a graph needs at least one operation")
         check_unique([operation.name for operation in self.operations], "operations")

@@ -245,7 +245,7 @@ class Plan:
         return plan
 
     def _check(self, name: str, claimed: object, found: object) -> None:
-        if claimed != found:
+        if claimed != found or isinstance(claimed, bool):  # in Python, False == 0.0
             raise PlanClaimError(f"claimed {name} {claimed}, the judge finds {found}")
 
     def _content(self) -> dict[str, object]:
@@ -290,9 +290,6 @@ class Plan:
         granularity = fields.get("granularity")
         if granularity not in ("operations", "layers"):
             raise PlanFormatError(f'granularity is "operations" or "layers", not {granularity!r}')
-        torch_version = fields.get("torch_version")
-        if torch_version is not None and not isinstance(torch_version, str):
-            raise PlanFormatError(f"torch_version is text or null, not {torch_version!r}")
         try:
             graph = Graph.from_dict(fields.get("graph"))
             schedule = Schedule.from_lines(_texts(fields.get("schedule"), "schedule"))
@@ -314,7 +311,7 @@ class Plan:
             solver=_text(proof, "solver"),
             solve_seconds=_number(proof, "solve_seconds"),
             granularity=granularity,
-            torch_version=torch_version,
+            torch_version=None if fields.get("torch_version") is None else _text(fields, "torch_version"),
             package_version=_text(fields, "package_version"),
         )
 
@@ -351,8 +348,8 @@ def _texts(data: object, what: str) -> list[str]:
 
 def _text(fields: dict[str, object], key: str) -> str:
     value = fields.get(key)
-    if not isinstance(value, str):
-        raise PlanFormatError(f'"{key}" is text, not {value!r}')
+    if not isinstance(value, str) or not value.isprintable():
+        raise PlanFormatError(f'"{key}" is printable text, not {value!r}')
     return value
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -158,7 +161,9 @@ def test_a_model_that_cannot_be_captured_trains_by_its_layers(
     assert sc.read_graph("chain.json").digest == traced["digest"]
     assert main(["train", model, "--layers", "--budget", "90%", "--steps", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["measured_peak_bytes"] <= report["predicted_peak_bytes"] <= report["budget_bytes"]
+    predicted, measured = report["predicted_peaks"], report["measured_peaks"]
+    assert measured["live_bytes"] <= predicted["live_bytes"] <= report["budget_bytes"]
+    assert predicted["allocator_bytes"] is None
     assert report["losses"] == report["baseline_losses"]
 
 
@@ -185,7 +190,8 @@ def test_frontier_prints_and_writes_one_row_per_budget(
     assert printed.err == "solving 2 budgets\n"
     with table_file.open(newline="") as file:
         assert [row["budget_bytes"] for row in csv.DictReader(file)] == [str(row.budget_bytes) for row in expected]
-    assert main(asked) == 0
+    assert main([*asked, "--table", str(tmp_path / "frontier.md")]) == 0
+    assert (tmp_path / "frontier.md").read_text().splitlines()[-1].endswith("| 0.00%* | 0.00% |")
     head, smaller, larger = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["budget_bytes", "peak_bytes", "overhead"]
     assert larger.split()[2] == "0.000%"
@@ -227,6 +233,58 @@ def test_compare_runs_cases_in_other_processes(graph_file: str, capsys: pytest.C
     assert second.split()[:5] == ["graph", "100%", "chain", "unsuitable", "-"]
 
 
+def test_the_graphs_of_the_zoo_stand_beside_files(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["compare", graph_file, "zoo:all", "--solvers", "save-all", "--budgets", "100%", "--time-limit", "0.01"]
+    assert main([*asked, "--json", "--table", str(tmp_path / "table.md")]) == 0
+    names = ["graph", *(f"zoo:{name}" for name in sc.zoo.__all__)]
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["graph"] for row in rows] == names
+    assert {row["graph"]: row["graph_digest"] for row in rows}["zoo:unet"] == sc.zoo.unet().digest
+    head, _, *lines = (tmp_path / "table.md").read_text().splitlines()
+    assert head == "| graph | budget | save-all | bound |"
+    assert [line.split(" | ")[0] for line in lines] == [f"| {name}" for name in names]
+
+
+def test_a_graph_of_the_zoo_is_planned_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = str(tmp_path / "plan.json")
+    asked = ["--budget", "60%", "--solver", "chain", "-o", plan]
+    assert main(["plan", "zoo:uniform_chain", *asked]) == 0
+    assert sc.Plan.load(plan).graph.digest == sc.zoo.uniform_chain().graph.digest
+    assert main(["plan", "zoo:uniform_chain:layers=5,forward_time=0.5", *asked]) == 0
+    assert sc.Plan.load(plan).graph.digest == sc.zoo.uniform_chain(5, forward_time=0.5).graph.digest
+    assert "OPTIMAL" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C of a terminal reaches a group of processes")
+def test_an_impatient_interrupt_ends_all_processes_and_keeps_the_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    budgets = ",".join(f"{share}%" for share in range(60, 100))
+    command = [sys.executable, "-m", "scheduler", "compare", "zoo:unet", "--solvers", "cuts", "--budgets", budgets]
+    command += ["--time-limit", "0.5", "--jobs", "2", "--output", str(path)]
+    with subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as sweep:
+        while not (path.exists() and path.read_bytes()):
+            assert sweep.poll() is None
+            time.sleep(0.05)
+        os.killpg(sweep.pid, signal.SIGINT)
+        time.sleep(0.03)
+        os.killpg(sweep.pid, signal.SIGINT)
+        try:
+            sweep.communicate(timeout=30)  # until all have closed their end of stderr
+        except subprocess.TimeoutExpired:
+            os.killpg(sweep.pid, signal.SIGKILL)
+            raise
+    assert sweep.returncode in (3, -signal.SIGINT)  # as the second came too late, or not
+    assert 1 <= len(sc.Comparison.load(path)) < 40
+
+
 def test_graph_files_of_one_name_are_told_apart_by_their_paths(
     graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,9 +315,17 @@ def test_a_bar_is_drawn_on_a_terminal_only(graph_file: str, monkeypatch: pytest.
         (["compare", "GRAPH", "--solvers", "magic"], "known are save-all"),
         (["compare", "GRAPH", "--budgets", "8G"], 'write "8GiB"'),
         (["compare", "."], "no graph in ."),
+        (["compare", "zoo:lion"], 'no graph "lion" in the zoo; known are densenet'),
+        (["plan", "zoo:", "--budget", "60%"], 'no graph "" in the zoo'),
+        (["compare", "zoo:unet:deep=2"], "unexpected keyword argument 'deep'; write zoo:unet:NAME=NUMBER"),
+        (["compare", "zoo:unet:depth"], "invalid literal for int"),
+        (["compare", "zoo:unet:depth=0"], "depth is a whole number of at least 1, not 0"),
         (["compare", "costless.graph"], "found ['name', 'shape']"),
         (["compare", "GRAPH", "--output", "none/rows.jsonl"], "No such file"),
         (["compare", "GRAPH", "--csv", "none/table.csv"], "cannot write none/table.csv"),
+        (["compare", "GRAPH", "--table", "none/table.md"], "cannot write none/table.md"),
+        (["compare", "GRAPH", "--plot", "none/figures/"], "No such file or directory: none/figures"),
+        (["compare", "GRAPH", "--plot", "net.graph/"], "File exists: net.graph"),
         (["frontier", "GRAPH", "--csv", "."], "cannot write ."),
         (["frontier", "GRAPH", "--budgets", "90%,"], 'cannot read ""'),
     ],

@@ -108,6 +108,7 @@ def test_a_cycle_is_named(tmp_path: Path) -> None:
     [
         ({"nodes": "none"}, "neither"),
         ({"nodes": [7]}, "node 0 is not a JSON object"),
+        ({"nodes": [{"id": None}]}, "node 0: id None is taken or not a plain value"),
         ({"links": [{"a": 0, "b": 1}]}, "link 0 has no ends"),
         ({"links": [{"source": 0, "target": 9}]}, "unknown node 9"),
         ({"links": [{"source": [0], "target": 1}]}, "unknown node"),
@@ -139,6 +140,12 @@ def test_a_missing_file_and_a_binary_one_are_refused(tmp_path: Path) -> None:
 def test_an_undirected_graph_is_refused() -> None:
     with pytest.raises(GraphFormatError, match="directed"):
         from_networkx(networkx.path_graph(3))
+
+
+def test_an_entry_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "graph.json").write_text('{"format": "scheduler-graph", "version": 1, "version": 1}')
+    with pytest.raises(GraphFormatError, match='two entries of one object are called "version"'):
+        sc.read_graph(tmp_path / "graph.json")
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def edit(plan: sc.Plan, change: Callable[[dict[str, Any]], object]) -> dict[str,
         (lambda d: d.update(saved=[1]), PlanFormatError, "saved"),
         (lambda d: d["proof"].update(bound="x"), PlanFormatError, "bound"),
         (lambda d: d["proof"].update(bound=10**400), PlanFormatError, "bound"),
+        (lambda d: d["proof"].update(solver="\x1b[31m"), PlanFormatError, "printable text"),
         (lambda d: d.pop("claims"), PlanFormatError, "claims"),
     ],
 )
@@ -107,6 +108,14 @@ def test_an_edited_plan_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(kind, match=message):
         sc.Plan.from_dict(edit(plan, change))
+
+
+def test_a_truth_value_is_no_claim_though_it_equals_the_number() -> None:
+    data = sc.make_plan(uniform_chain(2), "100%").to_dict()
+    assert data["claims"]["overhead"] == False == 0.0  # type: ignore[index]  # noqa: E712
+    data["claims"]["overhead"] = False  # type: ignore[index]
+    with pytest.raises(PlanClaimError, match="claimed overhead False"):
+        sc.Plan.from_dict(data)
 
 
 def test_a_plan_for_another_graph_is_refused_and_says_if_only_costs_differ(plan: sc.Plan) -> None:

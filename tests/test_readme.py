@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -50,12 +52,26 @@ def test_every_command_in_readme_is_one_that_the_parser_knows(capsys: pytest.Cap
     from scheduler.cli import main
 
     named = set(re.findall(r"`scheduler ([a-z-]+)", README.read_text()))
-    assert named == {"models", "trace", "plan", "show", "report", "export", "verify", "train", "frontier", "compare"}
+    assert named == {
+        *("models", "trace", "plan", "show", "report", "export", "verify"),
+        *("train", "max-batch", "frontier", "compare", "doctor"),
+    }
     for command in sorted(named):
         with pytest.raises(SystemExit) as caught:
             main([command, "--help"])
         assert caught.value.code == 0
         assert command in capsys.readouterr().out
+
+
+def test_every_command_shown_is_understood() -> None:
+    from scheduler.cli import _parser
+
+    shown = re.findall(
+        r"^\$ (?:.* && )?scheduler (.*)$", "\n".join(blocks("console")).replace("\\\n", ""), re.MULTILINE
+    )
+    assert len(shown) >= 3
+    for arguments in shown:
+        assert _parser().parse_args(shlex.split(arguments)).run is not None
 
 
 def test_every_solver_in_the_table_is_registered_and_the_other_way_round() -> None:
@@ -81,6 +97,81 @@ def test_the_table_of_general_graphs_is_the_recorded_one() -> None:
         head, *rows = csv.reader(file)
     table = README.read_text()
     assert len(rows) > 20
+    for row in (head, *rows):
+        assert f"| {' | '.join(row)} |" in table
+
+
+def test_the_table_of_compiled_steps_is_the_recorded_one_and_holds_what_was_planned() -> None:
+    with (Path(__file__).parent / "benchmarks" / "compiled.csv").open() as file:
+        head, *rows = csv.reader(file)
+    table = README.read_text()
+    for row in (head, *rows):
+        assert f"| {' | '.join(row)} |" in table
+    assert len(rows) == 3
+    for _, _, error, planned, held, planned_other, held_other in rows:
+        assert float(error) < 1e-9
+        assert (planned, planned_other) == (held, held_other)
+
+
+def deep_table(rows: list[dict[str, str]]) -> list[str]:
+    """A line per case, in per cent."""
+    return [
+        f"| {row['blocks']} | {row['operations']} | {row['budget']} | {float(row['overhead']):.3%}"
+        f" | {float(row['gap']):.4%} | {row['status']} | {row['seconds']} of {row['limit']} | {row['peak_gib']} |"
+        for row in rows
+    ]
+
+
+def test_the_table_of_deep_networks_is_the_recorded_one() -> None:
+    with (Path(__file__).parent / "benchmarks" / "deep_networks.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    table = README.read_text()
+    assert len(rows) > 10
+    for line in deep_table(rows):
+        assert line in table
+
+
+def prediction_table(rows: list[dict[str, str]]) -> list[str]:
+    """A line per model: the largest deviations of its peaks, and its overheads at two budgets."""
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        cells = [model, str(len(own))]
+        for kind in ("live", "allocator"):
+            ratios = [int(row[f"{kind}_measured"]) / int(row[f"{kind}_predicted"]) for row in own]
+            cells.append(f"{max(abs(ratio - 1) for ratio in ratios):.2%}")
+        largest = max(int(row["allocator_measured"]) / int(row["budget_bytes"]) for row in own)
+        cells.append(f"{largest:.2%}")
+        for row in (own[len(own) // 4 - 1], own[len(own) // 2 - 1]):
+            cells += [f"{float(row[f'overhead_{kind}']):.1%}" for kind in ("predicted", "measured")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def test_predicted_peaks_are_the_measured_ones_as_readme_says() -> None:
+    with (Path(__file__).parent / "benchmarks" / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    table = README.read_text()
+    lines = prediction_table(rows)
+    assert len(lines) == 7
+    for line in lines:
+        assert line in table
+    for row in rows:
+        assert int(row["live_measured"]) == pytest.approx(int(row["live_predicted"]), rel=0.001)
+        assert int(row["allocator_measured"]) == pytest.approx(int(row["allocator_predicted"]), rel=0.03)
+        assert int(row["allocator_measured"]) <= int(row["budget_bytes"])
+    for smaller, larger in itertools.pairwise(rows):
+        if smaller["model"] == larger["model"]:
+            assert int(smaller["allocator_predicted"]) <= int(larger["allocator_predicted"])
+            assert float(smaller["overhead_predicted"]) >= float(larger["overhead_predicted"])
+
+
+@pytest.mark.parametrize("name", ["accumulation", "checkpoint_exports"])
+def test_the_table_of_a_benchmark_is_the_recorded_one(name: str) -> None:
+    with (Path(__file__).parent / "benchmarks" / f"{name}.csv").open() as file:
+        head, *rows = csv.reader(file)
+    table = README.read_text()
+    assert rows
     for row in (head, *rows):
         assert f"| {' | '.join(row)} |" in table
 
@@ -117,3 +208,35 @@ def test_the_table_of_solvers_is_the_recorded_one() -> None:
     table = README.read_text()
     for line in solver_table(rows, "70%"):
         assert line in table
+
+
+def peers_table(rows: list[dict[str, str]]) -> list[str]:
+    """The points of the peers that no other of theirs is as good as, ours at no more peak, and ours below theirs."""
+    lines = ["| model | PyTorch | peak | FLOPs | our peak | our FLOPs |"]
+    points = [row for row in rows if row["peak"]]
+    for row in points:
+        rivals = [other for other in points if other["model"] == row["model"] and other is not row]
+        if not any(
+            float(other["peak"]) <= float(row["peak"]) and float(other["FLOPs"]) <= float(row["FLOPs"])
+            for other in rivals
+        ):
+            shown = (row["model"], row["point"], row["peak"], row["FLOPs"], row["our peak"], row["our FLOPs"])
+            lines.append(f"| {' | '.join(shown)} |")
+    for row in rows:
+        least = min(float(other["peak"]) for other in points if other["model"] == row["model"])
+        if not row["peak"] and row["our peak"] and float(row["our peak"]) < least:
+            lines.append(f"| {row['model']} | - | - | - | {row['our peak']} | {row['our FLOPs']} |")
+    return lines
+
+
+def test_the_table_of_peers_is_the_recorded_one_and_ours_is_no_worse_anywhere() -> None:
+    with (Path(__file__).parent / "benchmarks" / "peers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    table = README.read_text()
+    assert len(peers_table(rows)) > 10
+    for line in peers_table(rows):
+        assert line in table
+    for row in rows:
+        if row["peak"]:
+            assert float(row["our peak"]) <= float(row["peak"]), row
+            assert float(row["our FLOPs"]) <= float(row["FLOPs"]), row

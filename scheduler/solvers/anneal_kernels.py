@@ -12,11 +12,12 @@ not of those that it calls into.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from scheduler.solvers.compilation import compiled
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -35,9 +36,8 @@ SHIFTS_OF_FIRSTS = 0.4
 INSERTIONS, INSERTIONS_OVER, SHIFTS = 0.25, 0.55, 0.25
 """Shares of insertions in fitting states and in those over budget, and of shifts; the rest are drops."""
 
-_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+_kernel = compiled(nogil=True, _nrt=False)
 """Nothing here makes an array, so no references are counted: that took five sixths of the time."""
-_kernel = numba.njit(**_OPTIONS)
 
 AREA, LOOSE, LAST_FORWARD, FIRST_BACKWARD, LOG, KEPT, STALE, FIRSTS, FITTING, SEEN = range(10)
 """Entries of `State.counts`."""

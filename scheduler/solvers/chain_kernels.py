@@ -19,13 +19,14 @@ keeps_input, keeps_output : per layer
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from scheduler.solvers.compilation import compiled
 
 INFINITE = 2**29
 """In tables: no solution. Two of them and a sweep still fit 32 bits."""
 
 
-@njit(cache=True)
+@compiled()
 def mode_limits(costs, a, b, h, mode):  # type: ignore[no-untyped-def]
     """Return what running layer a with saving takes: at least `need` bytes, and `held` ones for the layers after it.
 
@@ -47,7 +48,7 @@ def mode_limits(costs, a, b, h, mode):  # type: ignore[no-untyped-def]
     return need, x[a + 1] + saved[mode] - dropped
 
 
-@njit(cache=True)
+@compiled()
 def extend_sweep(costs, a, i, sweep_m, sweep_t, count, spare_m, spare_t):  # type: ignore[no-untyped-def]
     """Extend the frontier of forward runs over a..i-1 from x_a, nothing kept, by layer i; return its length."""
     x, first_way, way_bytes, way_time = costs[0], costs[8], costs[9], costs[10]
@@ -85,7 +86,7 @@ def extend_sweep(costs, a, i, sweep_m, sweep_t, count, spare_m, spare_t):  # typ
     return total
 
 
-@njit(cache=True)
+@compiled()
 def left_shift(costs, b, j):  # type: ignore[no-untyped-def]
     """Return what the layers before j have more, in bytes, once j..b are done."""
     x, g, p = costs[0], costs[1], costs[2]
@@ -93,7 +94,7 @@ def left_shift(costs, b, j):  # type: ignore[no-untyped-def]
     return standing - g[j] - (p[b + 1] - p[j])
 
 
-@njit(cache=True)
+@compiled()
 def value_at(pool, start, count, m):  # type: ignore[no-untyped-def]
     """Return the least time of a frontier within m bytes; -1 if there is none."""
     low, high = start, start + count
@@ -106,7 +107,7 @@ def value_at(pool, start, count, m):  # type: ignore[no-untyped-def]
     return pool[1, low - 1] if low > start else np.int64(-1)
 
 
-@njit(cache=True)
+@compiled()
 def enter(m, t, unit, offset, bound, buffer, total):  # type: ignore[no-untyped-def]
     """Note a point that beats the bounds, and lower them; return the number of points."""
     buffer[0, total], buffer[1, total] = m, t
@@ -117,7 +118,7 @@ def enter(m, t, unit, offset, bound, buffer, total):  # type: ignore[no-untyped-
     return total + 1
 
 
-@njit(cache=True)
+@compiled()
 def longer(buffer, needed):  # type: ignore[no-untyped-def]
     """Return the buffer, or a copy with room for that many points."""
     if needed <= buffer.shape[1]:
@@ -127,7 +128,7 @@ def longer(buffer, needed):  # type: ignore[no-untyped-def]
     return grown
 
 
-@njit(cache=True)
+@compiled()
 def join(pool, right, left, shifts, sweep, cap, grid, bound, buffer, total):  # type: ignore[no-untyped-def]
     """Enter the sums of two frontiers (first, end) and a sweep that beat the bounds; return the number of points.
 
@@ -160,7 +161,7 @@ def join(pool, right, left, shifts, sweep, cap, grid, bound, buffer, total):  # 
             m_left = pool[0, el] + shift_left
 
 
-@njit(cache=True)
+@compiled()
 def settle(buffer, total, unit, offset, slots, ends, order):  # type: ignore[no-untyped-def]
     """Sort the points by bytes (`order`) and drop the dominated ones; return how many stay."""
     ends[:] = 0
@@ -193,7 +194,7 @@ def settle(buffer, total, unit, offset, slots, ends, order):  # type: ignore[no-
     return kept
 
 
-@njit(cache=True)
+@compiled()
 def sweeps_from(costs, a, b, cap, found, ends):  # type: ignore[no-untyped-def]
     """Return the frontiers of all forward runs from x_a that keep nothing and fit: to x_(a+1), x_(a+2), .. x_b.
 
@@ -218,7 +219,7 @@ def sweeps_from(costs, a, b, cap, found, ends):  # type: ignore[no-untyped-def]
     return found, ends
 
 
-@njit(cache=True)
+@compiled()
 def co_prime_stride(length):  # type: ignore[no-untyped-def]
     """Return a stride that visits all of 0..length-1 in turn, far apart: good splits come early."""
     stride = max(1, int(0.618 * length))
@@ -232,7 +233,7 @@ def co_prime_stride(length):  # type: ignore[no-untyped-def]
     return stride
 
 
-@njit(cache=True)
+@compiled()
 def pareto(costs, states, numbers, first, last, most, pruning, pool, start, count, used):  # type: ignore[no-untyped-def]
     """Compute the frontiers of the states first..last-1 from those of shorter ones.
 
@@ -330,7 +331,7 @@ def pareto(costs, states, numbers, first, last, most, pruning, pool, start, coun
     return pool, used
 
 
-@njit(cache=True)
+@compiled()
 def decide(costs, numbers, pool, start, count, a, b, h, m):  # type: ignore[no-untyped-def]
     """Return how (a, b, h) reaches its least time within m bytes: (mode, -1, 0), or (-1, j, the sweep's bytes)."""
     x, first_mode, extra, keeps_output = costs[0], costs[3], costs[7], costs[12]

@@ -11,27 +11,27 @@ See `chain_kernels` for states and costs.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from scheduler.solvers.chain_kernels import mode_limits, sweeps_from
+from scheduler.solvers.compilation import compiled
 
 INFINITE = np.float32(2**24)
 """No solution, or none of interest; below it, 32-bit floats hold whole numbers exactly."""
 
 
-@njit(cache=True)
+@compiled()
 def slots_more(amount, unit, rounding):  # type: ignore[no-untyped-def]
     """Return an amount of bytes in slots: rounded up with rounding = unit - 1, to the nearest with unit // 2."""
     return (amount + rounding) // unit
 
 
-@njit(cache=True)
+@compiled()
 def in_quanta(time, quantum):  # type: ignore[no-untyped-def]
     """Return a time in whole quanta, rounded down."""
     return min(INFINITE, np.float32(time // quantum))
 
 
-@njit(cache=True)
+@compiled()
 def lower_row(row, part, cost):  # type: ignore[no-untyped-def]
     """Lower a row to another one plus a cost; apart, so that the loop compiles to vector instructions."""
     for k in range(len(row)):
@@ -39,7 +39,7 @@ def lower_row(row, part, cost):  # type: ignore[no-untyped-def]
         row[k] = value if value < row[k] else row[k]
 
 
-@njit(cache=True)
+@compiled()
 def lower_row_by_two(row, part, other, cost):  # type: ignore[no-untyped-def]
     """Lower a row to the sum of two plus a cost."""
     for k in range(len(row)):
@@ -47,7 +47,7 @@ def lower_row_by_two(row, part, other, cost):  # type: ignore[no-untyped-def]
         row[k] = value if value < row[k] else row[k]
 
 
-@njit(cache=True)
+@compiled()
 def lower(own, part, low, shift, cost):  # type: ignore[no-untyped-def]
     """Take, from slot `low` on, the minimum of a row and another one shifted; beyond its end stands its last entry."""
     slots = len(own) - 1
@@ -58,7 +58,7 @@ def lower(own, part, low, shift, cost):  # type: ignore[no-untyped-def]
         own[k] = min(own[k], part[slots] + cost)
 
 
-@njit(cache=True)
+@compiled()
 def lower_by_two(own, part, other, low, shift, other_shift, cost):  # type: ignore[no-untyped-def]
     """Take, from slot `low` on, the minimum of a row and the sum of two shifted ones."""
     slots, last = len(part) - 1, len(own) - 1
@@ -70,7 +70,7 @@ def lower_by_two(own, part, other, low, shift, other_shift, cost):  # type: igno
         own[k] = min(own[k], part[min(slots, k + shift)] + other[min(slots, k + other_shift)] + cost)
 
 
-@njit(cache=True)
+@compiled()
 def push(part, own, low, highest, shift, cost):  # type: ignore[no-untyped-def]
     """Lower a shifted row to another one, of which the slots low..highest count."""
     slots = len(own) - 1
@@ -81,7 +81,7 @@ def push(part, own, low, highest, shift, cost):  # type: ignore[no-untyped-def]
         part[slots] = min(part[slots], own[k] + cost)
 
 
-@njit(cache=True)
+@compiled()
 def push_by_two(part, own, other, low, highest, shift, other_shift, cost):  # type: ignore[no-untyped-def]
     """Lower a shifted row to the sum of another one, of which the slots low..highest count, and a shifted one."""
     slots = len(own) - 1
@@ -94,7 +94,7 @@ def push_by_two(part, own, other, low, highest, shift, other_shift, cost):  # ty
         part[to] = min(part[to], own[k] + other[min(slots, k + other_shift)] + cost)
 
 
-@njit(cache=True)
+@compiled()
 def inside(costs, states, numbers, first, last, rows, grid, sweeps, rounding, table, begin):  # type: ignore[no-untyped-def]
     """Fill `table[rows[s], k]` for states first..last-1: at least the extra time of state s within slot k.
 
@@ -157,7 +157,7 @@ def inside(costs, states, numbers, first, last, rows, grid, sweeps, rounding, ta
                 begin[s] = k
 
 
-@njit(cache=True)
+@compiled()
 def outside(costs, states, numbers, first, last, rows, grid, sweeps, limit, table, around):  # type: ignore[no-untyped-def]
     """Push `around` from states last-1 down to first to their parts.
 
@@ -212,7 +212,7 @@ def outside(costs, states, numbers, first, last, rows, grid, sweeps, limit, tabl
             push_by_two(around[rows[left]], own, table[rows[right]], low, highest, shift_left, shift_right, cost)
 
 
-@njit(cache=True)
+@compiled()
 def least_bytes(costs, states, numbers, first, last, sweeps, need_of):  # type: ignore[no-untyped-def]
     """Fill `need_of[s]` for states first..last-1: the least free bytes, exactly, with which state s can be run."""
     x, g, p, first_mode, keeps_output = costs[0], costs[1], costs[2], costs[3], costs[12]
@@ -233,7 +233,7 @@ def least_bytes(costs, states, numbers, first, last, sweeps, need_of):  # type: 
         need_of[s] = least
 
 
-@njit(cache=True)
+@compiled()
 def sweep_bounds(costs):  # type: ignore[no-untyped-def]
     """Return arrays (n, n): the least bytes and the least time of a forward run from x_a to x_j that keeps nothing.
 
@@ -250,13 +250,13 @@ def sweep_bounds(costs):  # type: ignore[no-untyped-def]
     return need, time
 
 
-@njit(cache=True)
+@compiled()
 def at(table, row, slot):  # type: ignore[no-untyped-def]
     """Return a table's entry; beyond its end stands its last one, and states left out have none."""
     return INFINITE if row < 0 else table[row, max(0, min(slot, table.shape[1] - 1))]
 
 
-@njit(cache=True)
+@compiled()
 def descend(costs, numbers, rows, grid, need_of, table, free, caution, choices):  # type: ignore[no-untyped-def]
     """Walk down from the whole chain, choosing each part by the table, in exact bytes; return the extra time.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from scheduler.errors import UnsuitableProblemError
 from scheduler.graph import Graph
 from scheduler.problem import Problem, runs_of, working_set_bytes
 from scheduler.schedule import Compute, Schedule, schedule_from_runs
@@ -18,6 +19,8 @@ from scheduler.solvers.relaxation import CutRelaxation, Precedence
 from scheduler.solvers.walk import Walk
 
 CLOSED = 1e-7
+MOST_OPERATIONS = 20_000
+"""What comes before and after each task is a row of bits: with more, these take more than some hundred MB."""
 MOST_CUTS = 16
 SHARE_OF_TIME = 0.95
 """Of the time left, what one programme may take: a bound cut short still holds."""
@@ -39,8 +42,18 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     Guarantee: the bounds hold for every schedule of the given order and of any order; the
     schedule is optimal in the given order when time and bound meet, which on training
     graphs they mostly do. When: training graphs of up to some thousand operations. Cost: one
-    integer programme of about 2 n binaries per cut, 0.01 to 1 s at n <= 1000.
+    integer programme of about 2 n binaries per cut, 0.01 to 1 s at n <= 1000; n^2 / 2 bytes.
+
+    Raises
+    ------
+    UnsuitableProblemError
+        If the graph has more than `MOST_OPERATIONS` operations.
     """
+    count = len(problem.graph.operations)
+    if count > MOST_OPERATIONS:
+        raise UnsuitableProblemError(
+            f'"cuts" takes up to {MOST_OPERATIONS} operations, and this graph has {count}: use "auto" or "greedy"'
+        )
     search = _Search(problem, deadline)
     search.run()
     infeasible = search.bound_any == math.inf or (problem.order == "given" and search.bound == math.inf)

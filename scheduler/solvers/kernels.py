@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from scheduler.graph import Graph
+from scheduler.solvers.compilation import compiled
 from scheduler.solvers.walk import cheapest_makers
 
 Ints = npt.NDArray[np.int64]
@@ -90,7 +90,7 @@ def _flat(rows: list[list[int]]) -> tuple[Ints, Ints]:
     return start, np.array([entry for row in rows for entry in row], dtype=np.int64)
 
 
-@numba.njit(cache=True)
+@compiled()
 def decode_decisions(  # type: ignore[no-untyped-def]
     order, input_start, inputs, output_start, outputs, maker, pinned, is_result, decision, made_decision, most_runs
 ):
@@ -171,7 +171,7 @@ def decode_decisions(  # type: ignore[no-untyped-def]
     return runs, step_of, count
 
 
-@numba.njit(cache=True)
+@compiled()
 def profile_runs(  # type: ignore[no-untyped-def]
     runs, count, input_start, inputs, output_start, outputs, storage, storage_bytes, workspace, is_result
 ):

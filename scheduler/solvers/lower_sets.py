@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from scheduler.graph import Graph
 from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers.capacities import CapacitySearch
+from scheduler.solvers.compilation import compiled
 from scheduler.solvers.registry import Deadline
 from scheduler.solvers.retention import forward_operations
 
@@ -253,7 +253,7 @@ class SequenceProgramme:
         return sequence[::-1]
 
 
-@njit(cache=True)
+@compiled()
 def _fill(needs, adds, again, most_bytes, after, table, before):  # type: ignore[no-untyped-def]
     """opt[L', t + T(piece)] = min over L of opt[L, t] + M(what the piece adds), where the estimated peak fits."""
     for row in range(after):

@@ -8,9 +8,10 @@ backward of a step whose data is kept.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from scheduler.solvers.compilation import compiled
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int8]
@@ -21,7 +22,7 @@ MOST_PER_INTERVAL = 3
 """Actions that one row of the stack leads to, at most."""
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def binomials(slots: int, repetitions: int, cap: int) -> Ints:
     """Return C(c + r, r) for all c <= slots and r <= repetitions, none above `cap`."""
     table = np.ones((slots + 1, repetitions + 1), np.int64)
@@ -31,7 +32,7 @@ def binomials(slots: int, repetitions: int, cap: int) -> Ints:
     return table
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def emit_revolve(binomial: Ints, stack: Ints, depth: int, codes: Codes, starts: Ints, stops: Ints) -> tuple[int, int]:
     """Fill a chunk with actions of a binomial schedule; return its length and the stack's depth.
 
@@ -65,7 +66,7 @@ def emit_revolve(binomial: Ints, stack: Ints, depth: int, codes: Codes, starts: 
     return filled, depth
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def mixed_table(steps: int, slots: int) -> tuple[Choices, int]:
     """Return the best first action of every mixed schedule, and the extra forward runs of the whole.
 
@@ -110,7 +111,7 @@ def mixed_table(steps: int, slots: int) -> tuple[Choices, int]:
     return choices, row[steps]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def emit_mixed(choices: Choices, stack: Ints, depth: int, codes: Codes, starts: Ints, stops: Ints) -> tuple[int, int]:
     """Fill a chunk with actions of a mixed schedule; return its length and the stack's depth."""
     filled = 0

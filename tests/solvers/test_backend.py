@@ -13,7 +13,7 @@ import numpy as np
 import pulp
 import pytest
 
-from scheduler.solvers.backend import Programme, _cbc, is_set
+from scheduler.solvers.backend import MilpResult, Programme, _cbc, is_set
 from scheduler.solvers.registry import Deadline
 
 
@@ -69,6 +69,13 @@ def test_cbc_proves_no_more_than_its_relaxation(monkeypatch: pytest.MonkeyPatch)
     assert result.found
     assert result.objective == cheapest_cover(10)
     assert result.bound <= result.objective
+
+
+def test_without_highs_and_cbc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    programme, _ = knapsack(4)
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", "/no such program")
+    assert programme.minimize(Deadline(20)) == MilpResult(False, False, -math.inf, math.inf)
 
 
 def test_a_programme_without_variables_says_whether_its_rows_hold() -> None:

@@ -1,0 +1,54 @@
+"""Kernels compiled by numba, and its cache, whose failures cost time but no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, cast
+
+import numba
+from numba.core.caching import FunctionCache
+
+Function = Callable[..., Any]
+
+
+def compiled(**options: bool) -> Callable[[Function], Function]:
+    """Return a decorator that compiles a kernel on its first call, or takes it from numba's cache.
+
+    Where no folder can be written to, each process compiles for itself; where the disk is
+    full, what was compiled is used and not kept; a damaged file in the cache is not read.
+
+    Parameters
+    ----------
+    **options : bool
+        As for `numba.njit`.
+    """
+
+    njit: Any = numba.njit
+    cache_of: Any = FunctionCache
+
+    def compile_lazily(function: Function) -> Function:
+        kernel = njit(**options)(function)
+        with suppress(RuntimeError):  # numba's word for: no folder can be written to
+            kernel._cache = _forgiving(cache_of(function))
+        return cast(Function, kernel)
+
+    return compile_lazily
+
+
+def _forgiving(cache: Any) -> Any:
+    """Keep the errors of numba's cache from becoming those of the solver."""
+    load, save = cache.load_overload, cache.save_overload
+
+    def load_if_whole(*kernel: object) -> object:
+        try:
+            return load(*kernel)
+        except Exception:  # whatever reading a damaged pickle raises
+            return None
+
+    def save_if_possible(*kernel: object) -> None:
+        with suppress(Exception):  # reads the index, which may be damaged, and writes to a disk that may be full
+            save(*kernel)
+
+    cache.load_overload, cache.save_overload = load_if_whole, save_if_possible
+    return cache

@@ -1,0 +1,116 @@
+"""The doctor: what it finds of parts that are there, are not, fail, hang or cannot be written to."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from scheduler import doctor
+from scheduler.cli import main
+from scheduler.doctor import PARTS, Finding, Part, examine, is_well
+
+ROOT = Path(__file__).parents[1]
+NUMPY = next(part for part in PARTS if part.name == "numpy")
+
+
+def trial(code: str) -> Finding:
+    """What is found of a part that is tried by this code."""
+    _, found = examine([Part("part", "sys", "this test", "nothing", trial=code)])
+    return found
+
+
+def test_an_installed_part_is_found_with_the_version_of_its_distribution() -> None:
+    _, found = examine([NUMPY])
+    assert (found.state, found.detail) == ("ok", version("numpy"))
+
+
+def test_a_part_that_is_not_installed_is_missing() -> None:
+    _, found = examine([Part("nothing", "no_such_module", "this test", "pip install nothing")])
+    assert (found.state, found.to_dict()["mends"]) == ("missing", "pip install nothing")
+
+
+def test_a_part_that_fails_is_ill_and_says_why() -> None:
+    found = trial("raise OSError('libfast.so: cannot open')")
+    assert (found.state, found.detail) == ("ill", "OSError: libfast.so: cannot open")
+
+
+def test_a_part_that_crashes_is_ill_and_the_doctor_is_not() -> None:
+    found = trial("import os; os.kill(os.getpid(), 9)")
+    assert (found.state, found.detail) == ("ill", "ended with exit code -9")
+
+
+def test_a_part_that_hangs_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "SECONDS", 0.2)
+    assert trial("import time; time.sleep(60)").detail == "no answer in 0.2 s"
+
+
+def test_a_part_that_finds_none_of_its_kind_is_missing() -> None:
+    assert (trial("print()").state, trial("print()").detail) == ("missing", "none found")
+
+
+def test_a_torch_that_was_not_tested_is_named_beside_those_that_were() -> None:
+    _, found = examine([Part("torch", "sys", "training", "pip", trial="print('1.0.0+cpu')")])
+    assert (found.state, found.detail) == ("untested", "1.0.0+cpu; tested with 2.13.0")
+
+
+def test_the_tested_versions_are_those_of_the_extra_and_of_readme() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["torch"] == [f"torch=={version}" for version in doctor.TESTED_TORCH]
+    tested = f"Tested with torch {', '.join(doctor.TESTED_TORCH)} on CPU, Python {', '.join(doctor.TESTED_PYTHON)}."
+    assert tested in (ROOT / "README.md").read_text()
+
+
+def test_every_dependency_is_a_needed_part_or_a_prover_and_every_extra_named_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    depended = {re.split("[<>=]", entry)[0] for entry in project["dependencies"]}
+    assert depended == {part.module for part in PARTS if part.needed} | {"highspy"}
+    extras = {name for part in PARTS for name in re.findall(r"\[(.*)\]", part.mends)}
+    assert extras <= set(project["optional-dependencies"])
+    assert extras == {"torch", "plot", "models", "cpsat", "tables"}
+
+
+def test_the_cache_that_no_folder_can_hold_is_ill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (cache,) = (part for part in PARTS if part.name == "numba's cache")
+    monkeypatch.setenv("NUMBA_CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/dev/null/cache")
+    _, found = examine([cache])
+    assert found.state == "ill"
+    assert "no locator available" in found.detail
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    _, found = examine([cache])
+    assert (found.state, Path(found.detail).parent) == ("ok", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ill", "well"),
+    [
+        ((), True),
+        (("numpy",), False),
+        (("HiGHS",), True),
+        (("CBC",), True),
+        (("HiGHS", "CBC"), False),
+        (("GPU",), True),
+    ],
+)
+def test_it_is_well_where_plans_can_be_made_and_proven(ill: tuple[str, ...], well: bool) -> None:
+    findings = [Finding(part, "ill" if part.name in ill else "ok", "") for part in PARTS]
+    assert is_well(findings) is well
+
+
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("missing", 1)])
+def test_the_command_prints_the_findings_and_exits_by_them(
+    state: doctor.State, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = [Finding(part, state if part is NUMPY else "ok", "1.0") for part in PARTS]
+    monkeypatch.setattr("scheduler.cli.examine", lambda: findings)
+    assert main(["doctor", "--json"]) == code
+    printed = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in printed] == [part.name for part in PARTS]
+    assert printed[0]["state"] == state
+    assert main(["doctor"]) == code
+    assert (NUMPY.mends in capsys.readouterr().out) is (state != "ok")
