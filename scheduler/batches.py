@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from scheduler.errors import UnsuitableProblemError
 from scheduler.growth import LEAST_PREDICTED, Growth, structure
 from scheduler.problem import Order, Problem, runs_of
 from scheduler.schedule import Schedule, schedule_from_runs
@@ -127,9 +129,10 @@ class _Search:
             return None
         if not self._may_fit(size + 1):
             return size
-        proof = load_solver("cuts")(self._problem(size + 1), deadline=self._slice(), seed=0)
-        if proof.infeasible:
-            return size
+        with suppress(UnsuitableProblemError):  # too large a step for `cuts`
+            proof = load_solver("cuts")(self._problem(size + 1), deadline=self._slice(), seed=0)
+            if proof.infeasible:
+                return size
         return self.most if self.most < self.limit else None
 
     def _may_fit(self, size: int) -> bool:

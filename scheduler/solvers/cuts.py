@@ -113,6 +113,8 @@ class _Search:
             self.cuts.append(cut)
             if problem.order == "any":
                 self._bound_any_order()
+            if self.deadline.passed:
+                break
             chain = self.given.chain(self.cuts)
             answer = self._programme(self.given, chain).solve(self._slice())
             self.bound = max(self.bound, answer.bound)
