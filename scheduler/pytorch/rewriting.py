@@ -23,7 +23,7 @@ from scheduler.pytorch.operators import (
 def rewrite(module: fx.GraphModule) -> None:
     """Clean a joint graph in place.
 
-    Refuse what cannot be planned; merge views that name the same elements of the same
+    Drop marks for the profiler; refuse what cannot be planned; merge views that name the same elements of the same
     storage; drop arguments that are never read; give every gradient memory of its own;
     remove what nobody reads.
 
@@ -33,6 +33,7 @@ def rewrite(module: fx.GraphModule) -> None:
         If the graph has a call that cannot be planned.
     """
     graph = module.graph
+    _drop_profiler_marks(graph)
     for node in graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
             check_call(node)
@@ -42,6 +43,13 @@ def rewrite(module: fx.GraphModule) -> None:
     _remove_unread(graph)
     graph.lint()
     module.recompile()
+
+
+def _drop_profiler_marks(graph: fx.Graph) -> None:
+    """Remove what `torch.profiler.record_function` leaves: it computes nothing, and a plan has an order of its own."""
+    for node in reversed(graph.nodes):
+        if getattr(node.target, "namespace", "") == "profiler" and not node.users:
+            graph.erase_node(node)
 
 
 def _merge_views(graph: fx.Graph) -> None:
