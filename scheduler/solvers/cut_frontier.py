@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
+
+import numpy as np
 
 from scheduler.graph import Graph
 from scheduler.problem import least_time
@@ -129,20 +130,34 @@ class CutFrontier:
         return max((time - price * (kept - limit) for limit, (time, price) in self._lines.items()), default=0.0)
 
     def least_cost(self, price: float) -> tuple[float, float]:
-        """Return a lower bound on time + price x bytes, and bytes at which the lines attain it."""
-        kept = [0.0, float(self.most_bytes)]
-        lines = sorted({(p, t + p * limit) for limit, (t, p) in self._lines.items()})
-        kept += [(b - a) / (q - p) for (p, a), (q, b) in itertools.pairwise(lines) if q > p]
-        return min((self.least_time(b) + price * b, b) for b in kept if b >= 0)
+        """Return a lower bound on time + price x bytes, and bytes near which the lines attain it.
+
+        Two lines, one steeper than the price and one not, mixed so that their slopes make up the
+        price, hold for all bytes; so does one that is not steeper, from no bytes on.
+        """
+        slope, at_zero = np.array([(0.0, 0.0), *((p, t + p * limit) for limit, (t, p) in self._lines.items())]).T
+        flat = slope <= price
+        best, gentle = float(at_zero[flat].max()), int(np.flatnonzero(flat)[at_zero[flat].argmax()])
+        if flat.all():
+            return best, 0.0
+        rise = slope[~flat, None] - slope[None, flat]
+        share = (price - slope[None, flat]) / rise
+        values = share * at_zero[~flat, None] + (1 - share) * at_zero[None, flat]
+        if values.max() >= best:
+            best, gentle = float(values.max()), int(np.flatnonzero(flat)[values.max(axis=0).argmax()])
+        kept = float(((at_zero[~flat] - at_zero[gentle]) / (slope[~flat] - slope[gentle])).max())
+        return best, min(max(kept, 0.0), float(self.most_bytes))
 
     def points(self, price: float, most: float, deadline: Deadline) -> list[Point] | None:
         """Return all points of time + price x bytes of at most so much; None if time ran out."""
-        cheapest = self.least_cost(price)
-        if cheapest[0] > most:
+        least, around = self.least_cost(price)
+        if least > most:
             return []
         found: list[Point] = []
-        low = self._last_within(price, most, int(cheapest[1]), 0)
-        limit = self._last_within(price, most, int(cheapest[1]), self.most_bytes)
+        low, limit, inside = 0, self.most_bytes, int(around)
+        if self.least_time(inside) + price * inside <= most:
+            low = self._last_within(price, most, inside, 0)
+            limit = self._last_within(price, most, inside, self.most_bytes)
         while limit >= low:
             if deadline.passed:
                 return None

@@ -173,6 +173,19 @@ def test_lines_lie_below_the_frontier_and_points_on_it() -> None:
         assert less.bound > alone.bound
 
 
+def test_the_least_cost_is_below_every_point_at_every_price() -> None:
+    graph = zoo.transformer(4, **SMALL)
+    part = block_graphs(graph, partition(graph))[2]
+    frontier = CutFrontier(part.graph, part.graph.index.task_of[part.marker])
+    frontier.relax(Deadline(20))
+    points = frontier.points(0.0, math.inf, Deadline(20))
+    assert points
+    for price in (0.0, *frontier.prices, 2 * max(frontier.prices)):
+        cost, kept = frontier.least_cost(price)
+        assert cost <= min(point.time + price * point.bytes for point in points) * (1 + 1e-9)
+        assert cost == pytest.approx(frontier.least_time(kept) + price * kept, rel=1e-6, abs=1e-6)
+
+
 def test_views_are_read_where_their_base_lies() -> None:
     tensors = [sc.Tensor("x", 8), sc.Tensor("a", 8), sc.Tensor("v", 8, "a"), sc.Tensor("w", 4, "a"), sc.Tensor("b", 2)]
     operations = [
