@@ -20,9 +20,9 @@ from scheduler.solvers.small_end import smallest_peak
 
 QUICK = ("save-all", "greedy", "segments")
 PARTS = ("chain", *QUICK, "cuts", "blocks", "anneal")
-DEEP, VERY_DEEP = 3_000, 30_000
-"""Operations from which on `blocks` comes first, and from which on nothing else is of use where it serves."""
-SHARE_OF_BLOCKS = 0.3
+WORTH_CUTTING, DEEP, VERY_DEEP = 500, 3_000, 30_000
+"""Operations from which on `blocks` helps, comes first, and from which on nothing else is of use where it serves."""
+SHARE_OF_BLOCKS = 0.2
 """Of the time, where `cuts` did not end the matter by itself."""
 HEAD_START, SHARE_OF_HEAD_START = 4.0, 0.4
 """Seconds, and share of the time, that `cuts` has alone: mostly it needs no more."""
@@ -64,7 +64,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         proof = pool.submit(best.ask, "cuts", search, seed)
         wait([proof], timeout=min(HEAD_START, SHARE_OF_HEAD_START * search.remaining))
         if not proof.done():
-            if problem.chain is None and operations < DEEP:
+            if problem.chain is None and WORTH_CUTTING <= operations < DEEP:
                 best.ask("blocks", search.within(SHARE_OF_BLOCKS * search.remaining), seed)
             walkers = 1 if search.remaining < SHORT else anneal.WALKERS
             best.take(partial(anneal.search, walkers=walkers), search, seed)

@@ -142,10 +142,10 @@ def _shared_graph(
     storage: dict[int, int] = {}
     for t in number:
         storage.setdefault(index.storage_of[t], len(storage))
-    rows: list[tuple[tuple[int, ...], tuple[int, ...], float, int, Phase, bool]] = []
+    rows: list[tuple[tuple[int, ...], tuple[int, ...], float, int, Phase, bool, bool]] = []
     for i in operations:
         if i < 0:
-            rows.append(((), (), 0.0, 0, "backward", False))
+            rows.append(((), (), 0.0, 0, "backward", False, True))
             continue
         operation = graph.operations[i]
         rows.append(
@@ -156,6 +156,7 @@ def _shared_graph(
                 operation.workspace_bytes,
                 operation.phase,
                 operation.repeatable,
+                operation.phase == "forward" or i in index.required,
             )
         )
     tensors = tuple((storage[index.storage_of[t]], size.get(index.storage_of[t], 0)) for t in number)
@@ -166,12 +167,12 @@ def _shared_graph(
         known[key] = Graph(
             tuple(
                 Operation(str(n), _names(inputs), _names(outputs), time, workspace, phase, repeatable)
-                for n, (inputs, outputs, time, workspace, phase, repeatable) in enumerate(rows)
+                for n, (inputs, outputs, time, workspace, phase, repeatable, _) in enumerate(rows)
             ),
             tuple(Tensor(str(t), bytes_, f"s{s}") for t, (s, bytes_) in enumerate(tensors)),
             resident=tuple(str(t) for t in range(len(tensors)) if t not in made),
             results=_names(ends),
-            required=tuple(str(n) for n, row in enumerate(rows) if row[4] == "forward"),
+            required=tuple(str(n) for n, row in enumerate(rows) if row[-1]),
             time_unit=graph.time_unit,
         )
     return known[key]

@@ -110,6 +110,17 @@ def test_a_small_budget_is_met_with_whole_blocks_run_again() -> None:
     assert len(kept) < 32
 
 
+def test_what_is_required_runs_though_nobody_reads_it() -> None:
+    """As in graphs of other tools, which require every operation and have no results."""
+    step = zoo.transformer(8, width=64, heads=4, length=64, batch_size=16, vocabulary=64)
+    names = [operation.name for operation in step.operations]
+    graph = sc.Graph(step.operations, step.tensors, resident=step.resident, required=names)
+    for share in ("70%", "25%"):
+        solution = sc.solve(graph, share, solver="blocks", time_limit=20)
+        assert solution.schedule is not None
+        assert solution.bound <= sc.solve(graph, share, solver="cuts", order="given", time_limit=5).time * (1 + 1e-9)
+
+
 def test_equal_blocks_cost_nothing_more() -> None:
     """Twice the blocks take the same programmes: only the number of blocks grows."""
     samples = []
