@@ -5,7 +5,7 @@ becomes `name = None`. Nothing interprets it at run time.
 
 A random operation draws from the global generator in its first run; later runs set the
 generator to the state kept before, and set it back. Batch norm updates its running
-statistics in its first run only. State and snapshots that no later run needs are not made.
+statistics in its first run only. Snapshots that no later run needs are not made.
 """
 
 from __future__ import annotations
@@ -303,8 +303,6 @@ class _Generator:
         if isinstance(instruction, Call):
             return self._emit_call(i, instruction)
         if isinstance(instruction, SaveState):
-            if not self._is_replayed(instruction):
-                return []
             # A view, so that dispatch modes see the state's memory.
             source = self._constant(default_generator(instruction.device))
             alias = self._constant(aten.alias.default)
@@ -372,13 +370,6 @@ class _Generator:
         for position, (name, strides) in enumerate(zip(tangents.tensors, tangents.strides, strict=True)):
             lines.append(f"{self._make(name)} = {dense}(incoming, {position}, {strides})")
         return lines
-
-    def _is_replayed(self, state: SaveState) -> bool:
-        return any(
-            isinstance(x, Call) and x.state == state.tensor and self.runs[j] > 1
-            for j in self.index.readers[self.index.tensor_ids[state.tensor]]
-            for x in [self.capture.instructions[j]]
-        )
 
     def _make(self, tensor: str) -> str:
         self.live[tensor] = None

@@ -7,7 +7,7 @@ import torch
 from planning import planned, recompute_most, save_everything
 from torch import Tensor, nn
 
-from scheduler.pytorch.memory import training_step
+from scheduler.pytorch.memory import measure, resident_tensors, training_step
 from scheduler.pytorch.models import make_model
 from scheduler.simulator import simulate
 
@@ -27,12 +27,23 @@ class Noisy(nn.Module):
 
 def test_what_runs_once_keeps_no_random_state_and_copies_no_buffer():
     module, _, _ = planned(Noisy(), save_everything, (torch.ones(4, 8),))
-    source = module.program.forward.source + module.program.backward[0].source
-    assert "get_state" not in source
-    assert "set_state" not in source
+    assert "set_state" not in module.program.forward.source + module.program.backward[0].source
+    assert not any(name.startswith("state") for name in module.program.forward.saved)
     tensors = module._runner.places
     assert sum(place.source.names == ("shift",) for place in tensors) == 1
     assert not any(name.startswith("snapshot") for name in module.program.forward.saved)
+
+
+def test_the_state_of_a_single_draw_stands_as_long_as_the_plan_says():
+    """Where memory peaks at the draw, the state beside it is in the predicted peak and in the measured one."""
+    model = nn.Sequential(nn.Linear(8, 4096), nn.Dropout(0.5))
+    batch = torch.ones(64, 8)
+    module, captured, schedule = planned(model, save_everything, (batch,), None, Tensor.sum)
+    predicted = simulate(captured.graph, schedule)
+    assert predicted.peak_operation.endswith("native_dropout")
+    step = training_step(module, (batch,))
+    measured = measure(step, resident=resident_tensors(model, (batch,)), repeats=1)
+    assert measured.live_peak_bytes == predicted.live_peak_bytes
 
 
 def test_what_runs_again_keeps_the_state_and_the_old_buffer():
