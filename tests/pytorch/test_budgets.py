@@ -17,8 +17,9 @@ def schedule_within(graph: sc.Graph, budget: str) -> Schedule:
     try:
         plan = sc.make_plan(graph, budget, time_limit=6.0)
     except (BudgetTooSmallError, OutOfTimeError):
-        smallest = sc.minimum_budget(graph, time_limit=20.0)
+        smallest = sc.minimum_budget(graph, time_limit=6.0)
         assert smallest.floor_bytes <= smallest.peak_bytes
+        assert smallest.peak_bytes > sc.solve(graph, budget, solver="save-all").budget_bytes
         plan = sc.make_plan(graph, smallest.peak_bytes, time_limit=20.0)
     assert sc.simulate(graph, plan.schedule).peak_bytes <= plan.budget_bytes
     return plan.schedule

@@ -58,9 +58,9 @@ def test_out_of_time_it_claims_nothing() -> None:
 def test_the_time_limit_holds_while_the_programme_is_built() -> None:
     graph = uniform_chain(38)
     problem = Problem(graph, Problem(graph, 0).baseline.peak_bytes // 2)
-    started = time.process_time()
+    started = time.monotonic()
     proposal = propose(problem, deadline=Deadline(0.1), seed=0)
-    assert time.process_time() - started < 1.1
+    assert time.monotonic() - started < 1.1
     assert (proposal.schedule, proposal.infeasible) == (None, False)
     assert proposal.bound == problem.baseline.time
 
