@@ -69,14 +69,14 @@ def test_functions_take_turns_for_at_least_three_rounds():
     assert all(0 < seconds < 1 for seconds in times)
 
 
-@torch.library.custom_op("scheduler_test::take_before", mutates_args=())
+@torch.library.custom_op("weighed::take_before", mutates_args=())
 def take_before(x: Tensor) -> Tensor:
     """Take memory and give it back before the output is made."""
     torch.empty(SCRATCH)
     return x.clone()
 
 
-@torch.library.custom_op("scheduler_test::take_beside", mutates_args=())
+@torch.library.custom_op("weighed::take_beside", mutates_args=())
 def take_beside(x: Tensor) -> Tensor:
     """Hold memory while the output is made."""
     scratch = torch.empty(SCRATCH)
@@ -85,7 +85,7 @@ def take_beside(x: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("scheduler_test::refuse", mutates_args=())
+@torch.library.custom_op("weighed::refuse", mutates_args=())
 def refuse(x: Tensor) -> Tensor:
     """Fail on data below 1, and so on random data."""
     if bool((x < 1).any()):
