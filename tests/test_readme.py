@@ -29,6 +29,18 @@ def test_the_python_example_prints_what_readme_says(tmp_path: Path, monkeypatch:
     assert printed.getvalue() in blocks("text")
 
 
+def recorded(name: str) -> list[list[str]]:
+    """The lines of a recorded benchmark, its head first."""
+    with (Path(__file__).parent / "benchmarks" / f"{name}.csv").open() as file:
+        return list(csv.reader(file))
+
+
+def recorded_cases(name: str) -> list[dict[str, str]]:
+    """The lines of a recorded benchmark under the names in its head."""
+    head, *rows = recorded(name)
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
 def shape(text: str) -> list[str]:
     """What does not depend on the machine: numbers, padding and how far the proof came left out."""
     text = re.sub(r"(OPTIMAL|FEASIBLE) in (any|given) order", "STATUS", text)
@@ -84,8 +96,7 @@ def test_every_solver_in_the_table_is_registered_and_the_other_way_round() -> No
 
 
 def test_the_table_of_overheads_is_the_recorded_one_and_within_five_per_cent() -> None:
-    with (Path(__file__).parent / "benchmarks" / "overhead.csv").open() as file:
-        head, *rows = csv.reader(file)
+    head, *rows = recorded("overhead")
     table = README.read_text()
     for row in (head, *rows):
         assert f"| {' | '.join(row)} |" in table
@@ -93,8 +104,7 @@ def test_the_table_of_overheads_is_the_recorded_one_and_within_five_per_cent() -
 
 
 def test_the_table_of_general_graphs_is_the_recorded_one() -> None:
-    with (Path(__file__).parent / "benchmarks" / "general_graphs.csv").open() as file:
-        head, *rows = csv.reader(file)
+    head, *rows = recorded("general_graphs")
     table = README.read_text()
     assert len(rows) > 20
     for row in (head, *rows):
@@ -102,8 +112,7 @@ def test_the_table_of_general_graphs_is_the_recorded_one() -> None:
 
 
 def test_the_table_of_compiled_steps_is_the_recorded_one_and_holds_what_was_planned() -> None:
-    with (Path(__file__).parent / "benchmarks" / "compiled.csv").open() as file:
-        head, *rows = csv.reader(file)
+    head, *rows = recorded("compiled")
     table = README.read_text()
     for row in (head, *rows):
         assert f"| {' | '.join(row)} |" in table
@@ -123,8 +132,7 @@ def deep_table(rows: list[dict[str, str]]) -> list[str]:
 
 
 def test_the_table_of_deep_networks_is_the_recorded_one() -> None:
-    with (Path(__file__).parent / "benchmarks" / "deep_networks.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = recorded_cases("deep_networks")
     table = README.read_text()
     assert len(rows) > 10
     for line in deep_table(rows):
@@ -149,8 +157,7 @@ def prediction_table(rows: list[dict[str, str]]) -> list[str]:
 
 
 def test_predicted_peaks_are_the_measured_ones_as_readme_says() -> None:
-    with (Path(__file__).parent / "benchmarks" / "predictions.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = recorded_cases("predictions")
     table = README.read_text()
     lines = prediction_table(rows)
     assert len(lines) == 7
@@ -168,8 +175,7 @@ def test_predicted_peaks_are_the_measured_ones_as_readme_says() -> None:
 
 @pytest.mark.parametrize("name", ["accumulation", "checkpoint_exports"])
 def test_the_table_of_a_benchmark_is_the_recorded_one(name: str) -> None:
-    with (Path(__file__).parent / "benchmarks" / f"{name}.csv").open() as file:
-        head, *rows = csv.reader(file)
+    head, *rows = recorded(name)
     table = README.read_text()
     assert rows
     for row in (head, *rows):
@@ -203,8 +209,7 @@ def solver_table(rows: list[dict[str, str]], budget: str) -> list[str]:
 
 
 def test_the_table_of_solvers_is_the_recorded_one() -> None:
-    with (Path(__file__).parent / "benchmarks" / "solvers.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = recorded_cases("solvers")
     table = README.read_text()
     for line in solver_table(rows, "70%"):
         assert line in table
@@ -230,8 +235,7 @@ def peers_table(rows: list[dict[str, str]]) -> list[str]:
 
 
 def test_the_table_of_peers_is_the_recorded_one_and_ours_is_no_worse_anywhere() -> None:
-    with (Path(__file__).parent / "benchmarks" / "peers.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = recorded_cases("peers")
     table = README.read_text()
     assert len(peers_table(rows)) > 10
     for line in peers_table(rows):
