@@ -30,6 +30,8 @@ SHORT = 25.0
 SHARE_OF_FIRST_ROUND = 0.9
 LEAST_SECOND_LOOK, SECOND_LOOK = 2.0, 4.0
 """For other schedules, once the search space of the answer is settled: seconds, and times what that took."""
+WORTH_A_LOOK = 1e-4
+"""Share of the time that other schedules may save at most; for less, none is looked for then."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -96,8 +98,11 @@ class _Best:
 
     def second_look(self, deadline: Deadline, begun: float) -> Deadline:
         """Return the time for what lies outside the search space of the answer: short once that is settled."""
-        seconds = LEAST_SECOND_LOOK + SECOND_LOOK * (clock.now() - begun)
-        return deadline.within(seconds if self.settled else deadline.remaining)
+        if not self.settled:
+            return deadline
+        if relative_gap(self.time, self.bound_any) <= WORTH_A_LOOK:
+            return deadline.within(0.0)
+        return deadline.within(LEAST_SECOND_LOOK + SECOND_LOOK * (clock.now() - begun))
 
     @property
     def finished(self) -> bool:
