@@ -13,9 +13,23 @@ from scheduler.problem import Problem, follows_given_order, runs_of
 from scheduler.schedule import Schedule, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solution import TOLERANCE, Proposal, relative_gap
-from scheduler.solvers import anneal_kernels as kernels
 from scheduler.solvers import clock
-from scheduler.solvers.anneal_kernels import Model, State
+from scheduler.solvers.anneal_slots import load
+from scheduler.solvers.anneal_state import (
+    AREA,
+    BEST,
+    BLOCK,
+    COST,
+    KEPT,
+    WEIGHT,
+    Flags,
+    Floats,
+    Ints,
+    Model,
+    State,
+    new_state,
+)
+from scheduler.solvers.anneal_walk import anneal
 from scheduler.solvers.contraction import Contraction
 from scheduler.solvers.greedy import GreedySearch
 from scheduler.solvers.registry import Deadline
@@ -131,15 +145,15 @@ class Walker:
     def load(self, runs: Sequence[int], hot: float) -> None:
         """Start from these runs of the graph."""
         sequence, fixed, leads = self.contraction.contract(runs)
-        slots = 3 * len(sequence) + kernels.BLOCK
-        slots += -slots % kernels.BLOCK
+        slots = 3 * len(sequence) + BLOCK
+        slots += -slots % BLOCK
         most = 2 * int(np.bincount(sequence).max()) + 14
-        self.state = kernels.new_state(self.model, slots, most, self.random)
+        self.state = new_state(self.model, slots, most, self.random)
         self.state.lead[:] = [leads.get(task, i) for i, task in enumerate(self.contraction.graph.index.task_of)]
         self._spread(np.array(sequence, dtype=np.int64), np.array(fixed, dtype=np.bool_))
-        fits = self.state.counts[kernels.AREA] == 0
-        self.state.levels[kernels.BEST] = self.state.levels[kernels.COST] if fits else math.inf
-        self.state.levels[kernels.WEIGHT] = hot * self.unit_time / self.unit_bytes
+        fits = self.state.counts[AREA] == 0
+        self.state.levels[BEST] = self.state.levels[COST] if fits else math.inf
+        self.state.levels[WEIGHT] = hot * self.unit_time / self.unit_bytes
 
     def cool(self, hot: float, moves: int, deadline: Deadline) -> None:
         """Move while the temperature falls from hot to cold; hasten if time runs short.
@@ -161,9 +175,7 @@ class Walker:
                 unspread = 0
             chunk = min(self.chunk, moves - done)
             then = min(1.0, at + chunk / moves)
-            kernels.anneal(
-                self.model, self.state, chunk, self._temperature(hot, at), self._temperature(hot, then), self.free
-            )
+            anneal(self.model, self.state, chunk, self._temperature(hot, at), self._temperature(hot, then), self.free)
             done, unspread = done + chunk, unspread + chunk
             elapsed = clock.now() - started
             at = max(done / moves, elapsed / available if available > 0 else 1.0)
@@ -172,7 +184,7 @@ class Walker:
 
     def best(self) -> Schedule | None:
         """Return the fastest fitting schedule since the start, if it is faster than the start."""
-        if not self.state.counts[kernels.KEPT]:
+        if not self.state.counts[KEPT]:
             return None
         kept = self.state.kept_run
         return schedule_from_runs(self.contraction.graph, self.contraction.expand(kept[kept >= 0].tolist()))
@@ -180,13 +192,13 @@ class Walker:
     def _temperature(self, hot: float, at: float) -> float:
         return self.unit_time * hot * float((COLD / hot) ** at)
 
-    def _spread(self, sequence: kernels.Ints, fixed: kernels.Flags) -> None:
+    def _spread(self, sequence: Ints, fixed: Flags) -> None:
         """Space the runs evenly over the slots."""
         slots = (2 * np.arange(len(sequence), dtype=np.int64) + 1) * len(self.state.run) // (2 * len(sequence))
-        kernels.load(self.model, self.state, sequence, fixed, slots)
+        load(self.model, self.state, sequence, fixed, slots)
 
 
-def _mean(values: kernels.Ints | kernels.Floats) -> float:
+def _mean(values: Ints | Floats) -> float:
     """Return the mean of what is above 0; 1 if nothing is."""
     return float(values[values > 0].mean()) if (values > 0).any() else 1.0
 

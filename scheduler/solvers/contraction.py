@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler.graph import Graph
-from scheduler.solvers.anneal_kernels import Model
-from scheduler.solvers.kernels import _flat
+from scheduler.solvers.anneal_state import Model
+from scheduler.solvers.kernels import flat_rows
 from scheduler.solvers.views import fold_views
 from scheduler.solvers.walk import cheapest_makers
 
@@ -112,14 +112,14 @@ class Contraction:
         total = sum(index.storage_bytes) + sum(op.workspace_bytes for op in graph.operations)
         shift = max(0, (total * 16).bit_length() + (4 * count + 64).bit_length() - 62)
         return Model(
-            *_flat(inputs),
-            *_flat(outputs),
-            _flat(output_group)[1],
-            *_flat([[-(-index.storage_bytes[s] >> shift) for s in row] for row in groups]),
-            *_flat([[i for i, _ in row] for row in makers]),
-            _flat([[group for _, group in row] for row in makers])[1],
-            *_flat(readers),
-            *_flat([list(task) for task in index.tasks]),
+            *flat_rows(inputs),
+            *flat_rows(outputs),
+            flat_rows(output_group)[1],
+            *flat_rows([[-(-index.storage_bytes[s] >> shift) for s in row] for row in groups]),
+            *flat_rows([[i for i, _ in row] for row in makers]),
+            flat_rows([[group for _, group in row] for row in makers])[1],
+            *flat_rows(readers),
+            *flat_rows([list(task) for task in index.tasks]),
             np.array(index.task_of, dtype=np.int64),
             np.array(remake, dtype=np.int64),
             np.array(is_result, dtype=np.bool_),

@@ -66,8 +66,8 @@ def graph_arrays(graph: Graph) -> GraphArrays:
     times = [operation.time for operation in graph.operations]
     makers = cheapest_makers(graph)
     inputs = [[t for t in ids if not index.is_resident[t]] for ids in index.inputs]
-    input_start, input_ids = _flat(inputs)
-    output_start, output_ids = _flat([list(ids) for ids in index.outputs])
+    input_start, input_ids = flat_rows(inputs)
+    output_start, output_ids = flat_rows([list(ids) for ids in index.outputs])
     return GraphArrays(
         input_start=input_start,
         inputs=input_ids,
@@ -84,7 +84,8 @@ def graph_arrays(graph: Graph) -> GraphArrays:
     )
 
 
-def _flat(rows: list[list[int]]) -> tuple[Ints, Ints]:
+def flat_rows(rows: list[list[int]]) -> tuple[Ints, Ints]:
+    """Return where each row begins, with the end of the last, and the entries of all rows."""
     start = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=start[1:])
     return start, np.array([entry for row in rows for entry in row], dtype=np.int64)

@@ -16,9 +16,9 @@ import scheduler as sc
 from scheduler.errors import InvalidScheduleError
 from scheduler.problem import Problem, follows_given_order, parse_budget, runs_of
 from scheduler.schedule import schedule_from_runs
-from scheduler.solvers import anneal_kernels as kernels
 from scheduler.solvers import greedy
 from scheduler.solvers.anneal import Walker, polish, propose
+from scheduler.solvers.anneal_state import AREA, BLOCK, COST
 from scheduler.solvers.contraction import Contraction
 from scheduler.solvers.registry import Deadline
 from tests.oracle import optimum
@@ -40,7 +40,7 @@ def walker_after(graph: sc.Graph, budget: int, moves: int, *, free: bool) -> Wal
 def memory_kept(walker: Walker) -> np.ndarray:
     """Memory during each run as the walker keeps it, beyond the budget."""
     state = walker.state
-    return (state.memory + np.repeat(state.pending, kernels.BLOCK))[state.run >= 0]
+    return (state.memory + np.repeat(state.pending, BLOCK))[state.run >= 0]
 
 
 def judged(graph: sc.Graph, walker: Walker) -> tuple[sc.Simulation, np.ndarray]:
@@ -61,7 +61,7 @@ def test_every_state_is_a_schedule_and_its_memory_is_never_below_the_judges(data
     simulation, _ = judged(graph, walker)
     kept = memory_kept(walker)
     assert simulation.peak_bytes <= int(kept.max()) + budget
-    assert walker.state.counts[kernels.AREA] == np.maximum(kept, 0).sum()
+    assert walker.state.counts[AREA] == np.maximum(kept, 0).sum()
 
 
 @settings(max_examples=150, deadline=None)
@@ -79,7 +79,7 @@ def test_without_shared_storages_memory_and_time_are_the_judges(data: st.DataObj
     walker = walker_after(graph, budget, data.draw(st.integers(1, 400)), free=free)
     simulation, during = judged(graph, walker)
     assert np.array_equal(memory_kept(walker) + budget, during)
-    assert walker.state.levels[kernels.COST] == pytest.approx(simulation.time)
+    assert walker.state.levels[COST] == pytest.approx(simulation.time)
 
 
 @pytest.mark.parametrize("order", ["given", "any"])
