@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import Lock
+from threading import TIMEOUT_MAX, Lock
 
 from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem, follows_given_order
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
 from scheduler.solution import TOLERANCE, Proposal, relative_gap
-from scheduler.solvers import anneal, clock
+from scheduler.solvers import anneal, clock, cuts
 from scheduler.solvers.registry import Deadline, Propose, load_solver
 from scheduler.solvers.small_end import smallest_peak, squeeze
 
@@ -28,7 +30,7 @@ HEAD_START, SHARE_OF_HEAD_START = 4.0, 0.4
 SHORT = 25.0
 """Seconds; with less, annealing leaves `cuts` a core of its own."""
 SHARE_OF_FIRST_ROUND = 0.9
-LEAST_SECOND_LOOK, SECOND_LOOK = 2.0, 4.0
+LEAST_SECOND_LOOK, SECOND_LOOK = 1.0, 2.0
 """For other schedules, once the search space of the answer is settled: seconds, and times what that took."""
 WORTH_A_LOOK = 1e-4
 """Share of the time that other schedules may save at most; for less, none is looked for then."""
@@ -45,12 +47,12 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     Guarantee: never worse than its parts in the time that each has, and a schedule wherever
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
-    always.
+    always. Memory: at most 1536 MiB and 16 KiB an operation.
     """
-    best, begun = _Best(problem), clock.now()
+    best = _Best(problem)
     if problem.chain is not None:
-        best.ask("chain", deadline.within(SHARE_OF_FIRST_ROUND * deadline.remaining), seed)
-        deadline = best.second_look(deadline, begun)
+        best.ask("chain", deadline, seed, SHARE_OF_FIRST_ROUND)
+        deadline = best.second_look(deadline)
     search = deadline.within(SHARE_OF_FIRST_ROUND * deadline.remaining)
     operations = len(problem.graph.operations)
     if problem.chain is None and operations >= DEEP:
@@ -61,16 +63,20 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         best.ask(name, search, seed)
     if best.schedule is None and not best.finished:
         best.offer(smallest_peak(problem, search)[1])
-    with ThreadPoolExecutor(1) as pool:
-        proof = pool.submit(best.ask, "cuts", search, seed)
+    with ThreadPoolExecutor(2) as pool:
+        proof = pool.submit(best.search, cuts.search, search, seed)
         wait([proof], timeout=min(HEAD_START, SHARE_OF_HEAD_START * search.remaining))
         if not proof.done():
             if problem.chain is None and WORTH_CUTTING <= operations < DEEP:
-                best.ask("blocks", search.within(SHARE_OF_BLOCKS * search.remaining), seed)
+                best.ask("blocks", search, seed, SHARE_OF_BLOCKS)
             walkers = 1 if search.remaining < SHORT else anneal.WALKERS
-            best.take(partial(anneal.search, walkers=walkers), search, seed)
+            walk = pool.submit(best.search, partial(anneal.search, walkers=walkers), search, seed)
+            proof.result()
+            wait([walk], timeout=min(best.second_look(search).remaining, TIMEOUT_MAX))
+            search.stop()
+            walk.result()
         proof.result()
-    best.take(anneal.search, best.second_look(deadline, begun), seed + 1)
+    best.search(anneal.search, best.second_look(deadline), seed + 1)
     if best.schedule is None and not best.finished:
         best.offer(squeeze(problem, deadline)[1], "any order")
     return best.proposal()
@@ -89,6 +95,9 @@ class _Best:
     infeasible: bool = False
     messages: list[str] = field(default_factory=list)
     cuts: tuple[int, ...] = ()
+    begun: float = field(default_factory=clock.now)
+    end: float = math.inf
+    """Of the second look, once there is one."""
     _lock: Lock = field(default_factory=Lock)
 
     @property
@@ -96,13 +105,15 @@ class _Best:
         """Whether the answer is proven optimal in its own search space."""
         return relative_gap(self.time, max(self.bounds.get(self.space, 0.0), self.bound_any)) <= TOLERANCE
 
-    def second_look(self, deadline: Deadline, begun: float) -> Deadline:
+    def second_look(self, deadline: Deadline) -> Deadline:
         """Return the time for what lies outside the search space of the answer: short once that is settled."""
         if not self.settled:
             return deadline
         if relative_gap(self.time, self.bound_any) <= WORTH_A_LOOK:
             return deadline.within(0.0)
-        return deadline.within(LEAST_SECOND_LOOK + SECOND_LOOK * (clock.now() - begun))
+        now = clock.now()
+        self.end = min(self.end, now + LEAST_SECOND_LOOK + SECOND_LOOK * (now - self.begun))
+        return deadline.within(self.end - now)
 
     @property
     def finished(self) -> bool:
@@ -111,28 +122,32 @@ class _Best:
             return True
         return self.problem.order == "given" and self.space == "given order" and self.settled
 
-    def ask(self, name: str, deadline: Deadline, seed: int) -> None:
-        """Take over what the solver of that name finds and proves."""
-        self.take(load_solver(name), deadline, seed)
+    def ask(self, name: str, deadline: Deadline, seed: int, share: float = 1.0) -> None:
+        """Take over what the solver of that name finds and proves in a share of the time."""
+        self.take(load_solver(name), deadline, seed, share)
 
-    def take(self, propose: Propose, deadline: Deadline, seed: int) -> None:
-        """Take over what a solver finds and proves, unless all is done or time is up.
-
-        Whoever finishes the matter stops those who share the deadline.
-        """
+    def take(self, propose: Propose, deadline: Deadline, seed: int, share: float = 1.0) -> None:
+        """Take over what a solver finds and proves in a share of the time, unless all is done or time is up."""
         if self.finished or deadline.passed:
             return
         starts = self.problem.starts if self.schedule is None else (self.schedule, *self.problem.starts)
-        try:
-            proposal = propose(replace(self.problem, starts=starts), deadline=deadline, seed=seed)
-        except UnsuitableProblemError:
-            return
+        part = deadline.within(share * deadline.remaining)
+        with suppress(UnsuitableProblemError):
+            proposal = propose(replace(self.problem, starts=starts), deadline=part, seed=seed)
+            self.messages += proposal.messages
+            self.cuts = self.cuts or proposal.cuts
+            self.hear(proposal, deadline)
+
+    def search(self, search: Callable[..., Proposal], deadline: Deadline, seed: int) -> None:
+        """Take over what a search finds and proves, while it goes on."""
+        self.take(partial(search, report=partial(self.hear, deadline=deadline)), deadline, seed)
+
+    def hear(self, proposal: Proposal, deadline: Deadline) -> None:
+        """Take over what is found and proven; whatever finishes the matter stops those who share the deadline."""
         with self._lock:
             self.bounds[proposal.search_space] = max(self.bounds.get(proposal.search_space, 0.0), proposal.bound)
             self.bound_any = max(self.bound_any, proposal.bound_any)
             self.infeasible = self.infeasible or proposal.infeasible
-            self.messages += proposal.messages
-            self.cuts = self.cuts or proposal.cuts
             self.offer(proposal.schedule, proposal.search_space)
             if self.finished:
                 deadline.stop()

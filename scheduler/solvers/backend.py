@@ -43,10 +43,22 @@ class MilpResult:
     objective: float
 
 
-class Programme:
-    """An integer programme under construction: minimise a sum, subject to named rows."""
+class TimeIsUpError(Exception):
+    """A programme is not finished by its deadline; what stands of it is not solved."""
 
-    def __init__(self, name: str) -> None:
+
+class Programme:
+    """An integer programme under construction: minimise a sum, subject to named rows.
+
+    Parameters
+    ----------
+    name : str
+    deadline : Deadline, optional
+        A row that is added later raises `TimeIsUpError`.
+    """
+
+    def __init__(self, name: str, deadline: Deadline | None = None) -> None:
+        self._deadline, self._is_whole = deadline, True
         self.problem = pulp.LpProblem(name, pulp.LpMinimize)
         self.cost: list[tuple[pulp.LpVariable, float]] = []
         self._variables: list[pulp.LpVariable] = []
@@ -70,6 +82,8 @@ class Programme:
 
     def minimize(self, deadline: Deadline, *, relative_gap: float = 1e-7) -> MilpResult:
         """Solve by the deadline: HiGHS, or CBC where HiGHS is missing or fails; nothing is known where both do."""
+        if not self._is_whole:
+            return MilpResult(False, False, -math.inf, math.inf)
         self.problem.setObjective(pulp.LpAffineExpression(self.cost))
         if not self._variables and not deadline.passed:
             return self._constant()
@@ -87,7 +101,7 @@ class Programme:
         None if there is no point, or none was found in time; or HiGHS, whose duals it takes, is missing.
         """
         solver = pulp.HiGHS(mip=False, msg=False, timeLimit=max(0.01, deadline.remaining), threads=1)
-        if not self._variables or not solver.available():
+        if not self._is_whole or not self._variables or not solver.available():
             return None
         self.problem.setObjective(pulp.LpAffineExpression(self.cost))
         with suppress(Exception):
@@ -106,7 +120,8 @@ class Programme:
         from highspy import HighsModelStatus, cb
 
         def stop_early(kind: object, message: str, seen: object, answer: Any, data: object) -> None:
-            answer.user_interrupt = deadline.stopped
+            # Handing the programme over took time too, of which HiGHS knows nothing.
+            answer.user_interrupt = deadline.passed
 
         kinds = cb.HighsCallbackType
         # Restarts pay off on large programmes only; on the cuts' they cost a third of the time.
@@ -162,6 +177,9 @@ class Programme:
         return variable
 
     def _row(self, name: str, terms: Terms, sense: int, limit: float) -> None:
+        if self._deadline is not None and self._deadline.passed:
+            self._is_whole = False
+            raise TimeIsUpError
         row = pulp.LpConstraint(pulp.LpAffineExpression(list(terms)), sense, f"{name}_{len(self._rows)}", limit)
         self._rows.append(row)
         self.problem.addConstraint(row)

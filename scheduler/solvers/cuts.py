@@ -14,7 +14,7 @@ from scheduler.schedule import Compute, Schedule, schedule_from_runs
 from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.greedy import GreedySearch
-from scheduler.solvers.registry import Deadline
+from scheduler.solvers.registry import Deadline, Report, to_nobody
 from scheduler.solvers.relaxation import CutRelaxation, Precedence
 from scheduler.solvers.walk import Walk
 
@@ -42,32 +42,29 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     Guarantee: the bounds hold for every schedule of the given order and of any order; the
     schedule is optimal in the given order when time and bound meet, which on training
     graphs they mostly do. When: training graphs of up to some thousand operations. Cost: one
-    integer programme of about 2 n binaries per cut, 0.01 to 1 s at n <= 1000; n^2 / 2 bytes.
+    integer programme of about 2 n binaries per cut, 0.01 to 1 s at n <= 1000. Memory: at most 512
+    MiB, for `MOST_OPERATIONS`.
 
     Raises
     ------
     UnsuitableProblemError
         If the graph has more than `MOST_OPERATIONS` operations.
     """
+    return search(problem, deadline=deadline, seed=seed)
+
+
+def search(problem: Problem, *, deadline: Deadline, seed: int, report: Report = to_nobody) -> Proposal:
+    """Do as `propose` does, and report each bound as soon as it is proven."""
     count = len(problem.graph.operations)
     if count > MOST_OPERATIONS:
         raise UnsuitableProblemError(
             f'"cuts" takes up to {MOST_OPERATIONS} operations, and this graph has {count}: use "auto" or "greedy"'
         )
-    search = _Search(problem, deadline)
-    search.run()
-    infeasible = search.bound_any == math.inf or (problem.order == "given" and search.bound == math.inf)
-    if search.bound == math.inf and not infeasible:
-        search.messages.append("proven: no schedule fits in the given order; another order may")
-    return Proposal(
-        search.best,
-        "given order",
-        bound=search.bound,
-        bound_any=search.bound_any,
-        infeasible=infeasible,
-        messages=tuple(search.messages),
-        cuts=tuple(search.cuts),
-    )
+    found = _Search(problem, deadline, report)
+    found.run()
+    if found.bound == math.inf and not found.infeasible:
+        found.messages.append("proven: no schedule fits in the given order; another order may")
+    return found.proposal()
 
 
 @dataclass
@@ -76,6 +73,7 @@ class _Search:
 
     problem: Problem
     deadline: Deadline
+    report: Report
     best: Schedule | None = None
     best_time: float = math.inf
     bound: float = 0.0
@@ -93,6 +91,23 @@ class _Search:
     def free(self) -> Precedence:
         """Of any order."""
         return Precedence(self.problem.graph, "any")
+
+    @property
+    def infeasible(self) -> bool:
+        """Whether it is proven that no schedule fits."""
+        return self.bound_any == math.inf or (self.problem.order == "given" and self.bound == math.inf)
+
+    def proposal(self) -> Proposal:
+        """Return what was found and proven so far."""
+        return Proposal(
+            self.best,
+            "given order",
+            bound=self.bound,
+            bound_any=self.bound_any,
+            infeasible=self.infeasible,
+            messages=tuple(self.messages),
+            cuts=tuple(self.cuts),
+        )
 
     def run(self) -> None:
         """Search until the gap is closed, nothing is left to try, or time is up."""
@@ -113,6 +128,7 @@ class _Search:
             self.cuts.append(cut)
             if problem.order == "any":
                 self._bound_any_order()
+                self.report(self.proposal())
             if self.deadline.passed:
                 break
             chain = self.given.chain(self.cuts)
@@ -120,6 +136,7 @@ class _Search:
             self.bound = max(self.bound, answer.bound)
             if self._orders_agree(chain):
                 self.bound_any = max(self.bound_any, answer.bound)
+            self.report(self.proposal())
             if answer.infeasible or answer.live is None:
                 break
             schedule, judged = self._decode(chain, answer.live)
@@ -149,7 +166,8 @@ class _Search:
         )
 
     def _programme(self, precedence: Precedence, chain: list[int]) -> CutRelaxation:
-        return CutRelaxation(self.problem.graph, precedence, chain, [self.problem.budget_bytes] * len(chain))
+        budgets = [self.problem.budget_bytes] * len(chain)
+        return CutRelaxation(self.problem.graph, precedence, chain, budgets, self.deadline)
 
     def _slice(self) -> Deadline:
         return self.deadline.within(max(1.0, SHARE_OF_TIME * self.deadline.remaining))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol, cast
@@ -40,6 +40,14 @@ class Propose(Protocol):
 
     def __call__(self, problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         """Return the best schedule found and what is proven, by the deadline."""
+
+
+Report = Callable[[Proposal], None]
+"""Told by a search what it has so far, so that others beside it know."""
+
+
+def to_nobody(_: Proposal) -> None:
+    """Report to nobody."""
 
 
 class Deadline:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pulp
 
 from scheduler.graph import Graph
 from scheduler.problem import Order, necessary_tasks
-from scheduler.solvers.backend import MilpResult, Programme, is_set
+from scheduler.solvers.backend import MilpResult, Programme, TimeIsUpError, is_set
 from scheduler.solvers.registry import Deadline
 from scheduler.solvers.views import fold_views
 
@@ -104,12 +105,21 @@ class CutRelaxation:
     budgets : sequence of int
         Bytes at each cut, resident tensors included. If all are the true budget, the
         optimum is a lower bound; a smaller one serves to find schedules only.
+    deadline : Deadline, optional
+        What is not built by then is not solved either: nothing is known.
 
     Bytes are rounded in the schedule's favour, so that the bound is true; the judge decides
     on what is found.
     """
 
-    def __init__(self, graph: Graph, precedence: Precedence, cuts: Sequence[int], budgets: Sequence[int]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        precedence: Precedence,
+        cuts: Sequence[int],
+        budgets: Sequence[int],
+        deadline: Deadline | None = None,
+    ) -> None:
         self.graph, self.index, self.cuts = graph, graph.index, list(cuts)
         self.precedence = precedence
         self.before = [precedence.before(cut) for cut in cuts]
@@ -122,21 +132,14 @@ class CutRelaxation:
         self.results = {views.root[t] for t, result in enumerate(self.index.is_result) if result}
         self.times, self.time_scale = _scaled_times(graph)
         self.byte_scale, self.exact_bytes = _byte_scale(graph, max(budgets))
-        self.programme = Programme("cuts")
+        self.programme = Programme("cuts", deadline)
         self.constant = 0.0
         self.first_run: dict[int, pulp.LpVariable] = {}
         self.saved: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
         self.again: list[dict[int, pulp.LpVariable]] = [{} for _ in range(len(cuts) + 1)]
         self._continuous = precedence.order == "given" and all(len(task) == 1 for task in self.index.tasks)
-        self._add_first_runs()
-        for k in range(len(cuts)):
-            self._add_variables(k)
-        for k, budget in enumerate(budgets):
-            self._add_bytes(k, budget)
-            self._add_readers(k)
-            self._add_recomputation(k)
-            self._add_flow(k)
-        self._add_results()
+        with suppress(TimeIsUpError):
+            self._build(budgets)
 
     def solve(self, deadline: Deadline) -> CutAnswer:
         """Minimise the time, by the deadline."""
@@ -165,6 +168,17 @@ class CutRelaxation:
         value, price = found
         # What a solver's tolerances may have added is taken off again.
         return (self.constant + value * (1 - 1e-9)) * self.time_scale, price * self.time_scale / self.byte_scale
+
+    def _build(self, budgets: Sequence[int]) -> None:
+        self._add_first_runs()
+        for k in range(len(budgets)):
+            self._add_variables(k)
+        for k, budget in enumerate(budgets):
+            self._add_bytes(k, budget)
+            self._add_readers(k)
+            self._add_recomputation(k)
+            self._add_flow(k)
+        self._add_results()
 
     def _add_first_runs(self) -> None:
         """A[o]: operation o is its task's first run; needed where a task has a choice or may be left out."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 
 import pytest
 
 import scheduler as sc
 from scheduler.errors import UnsuitableProblemError
+from scheduler.problem import Problem
+from scheduler.solution import Proposal
+from scheduler.solvers import auto
 from scheduler.solvers.auto import PARTS
+from scheduler.solvers.registry import Deadline, Report
 from tests.training_graphs import conv_net, uniform_chain
 
 
@@ -70,14 +75,48 @@ def test_no_other_order_is_looked_for_where_it_could_save_next_to_nothing() -> N
 
 @pytest.mark.parametrize("share", ["80%", "60%", "45%"])
 def test_no_part_is_better(share: str) -> None:
-    graph = conv_net(5)
-    best = sc.solve(graph, share, time_limit=8).time
+    graph = conv_net(4)
+    best = sc.solve(graph, share, time_limit=4).time
     for part in PARTS:
         with contextlib.suppress(UnsuitableProblemError):
-            assert best <= sc.solve(graph, share, solver=part, time_limit=2).time
+            assert best <= sc.solve(graph, share, solver=part, time_limit=1).time
 
 
 def test_a_proof_ends_the_search() -> None:
     started = time.monotonic()
     assert sc.solve(uniform_chain(6), 24, time_limit=60).status is sc.Status.OPTIMAL
     assert time.monotonic() - started < 20
+
+
+def test_no_time_limit_ends_where_nothing_is_left_to_do() -> None:
+    graph = conv_net(5)
+    unlimited = sc.solve(graph, "60%", time_limit=math.inf)
+    assert unlimited.time <= sc.solve(graph, "60%", time_limit=8).time
+    assert unlimited.status is sc.Status.OPTIMAL
+
+
+def test_the_search_ends_when_what_one_part_found_meets_what_another_one_proved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = conv_net(5)
+    known = sc.solve(graph, "60%", solver="cuts", time_limit=20)
+    assert known.time > sum(entry.time for entry in graph.operations)
+
+    def go_on(found: Proposal, report: Report, deadline: Deadline) -> Proposal:
+        report(found)
+        while not deadline.passed:
+            time.sleep(0.01)
+        return Proposal(None, "given order")
+
+    def prove(problem: Problem, *, deadline: Deadline, seed: int, report: Report) -> Proposal:
+        return go_on(Proposal(None, "given order", bound_any=known.time), report, deadline)
+
+    def find(problem: Problem, *, deadline: Deadline, seed: int, report: Report, walkers: int) -> Proposal:
+        return go_on(Proposal(known.schedule, "any order"), report, deadline)
+
+    monkeypatch.setattr(auto, "QUICK", ())
+    monkeypatch.setattr(auto.cuts, "search", prove)
+    monkeypatch.setattr(auto.anneal, "search", find)
+    solution = sc.solve(graph, "60%", time_limit=60)
+    assert (solution.time, solution.status) == (known.time, sc.Status.OPTIMAL)
+    assert solution.solve_seconds < 10  # after the head start of the proof

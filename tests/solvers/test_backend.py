@@ -13,7 +13,7 @@ import numpy as np
 import pulp
 import pytest
 
-from scheduler.solvers.backend import MilpResult, Programme, _cbc, is_set
+from scheduler.solvers.backend import MilpResult, Programme, TimeIsUpError, _cbc, is_set
 from scheduler.solvers.registry import Deadline
 
 
@@ -33,6 +33,16 @@ def cheapest_cover(items: int) -> float:
         for mask in range(2**items)
         if sum(w for i, w in enumerate(weights) if mask >> i & 1) >= sum(weights) / 2
     )
+
+
+def test_a_programme_that_is_not_built_by_its_deadline_claims_nothing() -> None:
+    programme = Programme("late", Deadline(0))
+    item = programme.binary("item", 1.0)
+    with pytest.raises(TimeIsUpError):
+        programme.at_least("cover", [(item, 1.0)], 1)
+    result = programme.minimize(Deadline(20))
+    assert (result.found, result.infeasible, result.bound) == (False, False, -math.inf)
+    assert programme.relax(Deadline(20), "cover") is None
 
 
 def test_bound_and_objective_meet_at_the_optimum_found_by_enumeration() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import scheduler as sc
@@ -14,7 +16,7 @@ from tests.training_graphs import conv_net, uniform_chain
 
 
 def test_cheap_operations_are_the_ones_computed_again() -> None:
-    graph = conv_net(8)
+    graph = conv_net(6)
     solution = sc.solve(graph, "70%", solver="cuts")
     assert solution.status is sc.Status.OPTIMAL
     assert solution.search_space == "any order"
@@ -34,7 +36,7 @@ def test_a_chain_of_six_is_optimal_where_the_programme_says_so(budget: int) -> N
 
 
 def test_bounds_grow_as_the_budget_shrinks() -> None:
-    graph = conv_net(8)
+    graph = conv_net(6)
     bounds = [sc.solve(graph, f"{share}%", solver="cuts").bound for share in (95, 90, 85, 80, 70)]
     assert bounds == sorted(bounds)
 
@@ -58,6 +60,23 @@ def test_a_programme_out_of_time_claims_nothing() -> None:
     assert answer.live is None
     assert not answer.exact
     assert 0 <= answer.bound <= sc.solve(graph, 2**30, solver="save-all").time
+
+
+def test_a_programme_that_time_ran_out_for_while_it_was_built_is_not_solved() -> None:
+    graph = conv_net(6)
+    budgets = [graph.resident_bytes + 600]
+    late = CutRelaxation(graph, Precedence(graph, "given"), [30], budgets, Deadline(0)).solve(Deadline(20))
+    assert (late.live, late.exact, late.infeasible) == (None, False, False)
+    assert 0 <= late.bound <= sc.solve(graph, 2**30, solver="save-all").time
+
+
+def test_the_time_limit_holds_while_a_large_programme_is_built() -> None:
+    graph = sc.zoo.random_layered(10_000, seed=1)
+    problem = Problem(graph, parse_budget("80%", graph))
+    assert problem.floor.bytes < problem.budget_bytes < problem.baseline.peak_bytes
+    started = time.thread_time()
+    propose(problem, deadline=Deadline(1.0), seed=0)
+    assert time.thread_time() - started < 2.0
 
 
 def test_precedence_in_any_order_follows_data_and_phases_only() -> None:
@@ -90,10 +109,10 @@ def test_cuts_that_served_another_budget_spare_the_trials(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(_Search, "_try_pairs", counted)
     budget = parse_budget("45%", graph)
-    alone = propose(Problem(graph, budget), deadline=Deadline(8), seed=0)
+    alone = propose(Problem(graph, budget), deadline=Deadline(5), seed=0)
     trials = len(tried)
     tried.clear()
-    shared = propose(Problem(graph, budget, cuts=alone.cuts), deadline=Deadline(8), seed=0)
+    shared = propose(Problem(graph, budget, cuts=alone.cuts), deadline=Deadline(5), seed=0)
     assert len(tried) < trials
     assert shared.cuts[: len(alone.cuts)] == alone.cuts
-    assert shared.bound <= sc.solve(graph, budget, time_limit=4).time
+    assert shared.bound <= sc.solve(graph, budget, time_limit=1).time
