@@ -10,11 +10,13 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, NoReturn
+
+from scheduler.errors import MissingExtraError
 
 TESTED_TORCH = ("2.13.0",)
 """Versions that the tests run with, and that the extra `torch` allows."""
@@ -138,6 +140,37 @@ def is_well(findings: Iterable[Finding]) -> bool:
     findings = tuple(findings)
     works = {finding.part.name for finding in findings if finding.state in ("ok", "untested")}
     return all(finding.part.name in works for finding in findings if finding.part.needed) and bool(works & _PROVERS)
+
+
+def mending(error: ImportError) -> str:
+    """Return what mends that a part is not installed, in one line.
+
+    Parameters
+    ----------
+    error : ImportError
+        What an import of the package, or of a part of it, raised.
+
+    Raises
+    ------
+    ImportError
+        The error itself, if it is of something else.
+    """
+    if isinstance(error, MissingExtraError):
+        return str(error)
+    for part in PARTS:
+        if part.module == error.name:
+            return f"{part.name} is not installed; it is needed for {part.serves}: {part.mends}"
+    raise error
+
+
+def refusal(error: ImportError) -> Callable[[str], NoReturn]:
+    """Return a module's `__getattr__` that says of every name what mends the error; see `mending`."""
+    message = mending(error)
+
+    def refuse(name: str) -> NoReturn:
+        raise MissingExtraError(message)
+
+    return refuse
 
 
 def _python() -> Finding:

@@ -19,12 +19,13 @@ from types import ModuleType
 import pytest
 
 import scheduler as sc
-from scheduler.comparison import Row, _make_ready
+from scheduler.comparison import Row
 from scheduler.errors import InvalidBudgetError, InvalidOptionError, MissingExtraError, UnknownSolverError
 from scheduler.journal import Journal
 from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers.registry import MODULES, Deadline
+from scheduler.sweep import _make_ready
 from tests.oracle import optimum
 from tests.training_graphs import conv_net, uniform_chain
 

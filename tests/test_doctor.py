@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -12,10 +14,12 @@ import pytest
 
 from scheduler import doctor
 from scheduler.cli import main
-from scheduler.doctor import PARTS, Finding, Part, examine, is_well
+from scheduler.doctor import PARTS, Finding, Part, examine, is_well, mending
+from scheduler.errors import MissingExtraError
 
 ROOT = Path(__file__).parents[1]
 NUMPY = next(part for part in PARTS if part.name == "numpy")
+FOR_ALL = "it is needed for everything: pip install --force-reinstall checkpoint-scheduler"
 
 
 def trial(code: str) -> Finding:
@@ -32,6 +36,26 @@ def test_an_installed_part_is_found_with_the_version_of_its_distribution() -> No
 def test_a_part_that_is_not_installed_is_missing() -> None:
     _, found = examine([Part("nothing", "no_such_module", "this test", "pip install nothing")])
     assert (found.state, found.to_dict()["mends"]) == ("missing", "pip install nothing")
+
+
+def test_a_part_that_cannot_be_imported_is_named_with_what_mends_it_and_other_errors_stay() -> None:
+    assert mending(ModuleNotFoundError(name="numpy")).endswith(NUMPY.mends)
+    assert mending(MissingExtraError("pip install it")) == "pip install it"
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        mending(ModuleNotFoundError("no_such_module", name="no_such_module"))
+
+
+@pytest.mark.parametrize("name", ["solve", "Graph", "zoo"])
+def test_without_numpy_the_package_is_imported_and_says_of_every_name_what_mends_it(name: str) -> None:
+    code = f"import sys; sys.modules['numpy'] = None; import scheduler; print(1); scheduler.{name}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (ran.returncode, ran.stdout) == (1, "1\n")
+    assert ran.stderr.splitlines()[-1].endswith(f"MissingExtraError: numpy is not installed; {FOR_ALL}")
+
+
+def test_the_installed_command_is_that_of_the_module() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"scheduler": "scheduler.__main__:main"}
 
 
 def test_a_part_that_fails_is_ill_and_says_why() -> None:
@@ -107,7 +131,7 @@ def test_the_command_prints_the_findings_and_exits_by_them(
     state: doctor.State, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     findings = [Finding(part, state if part is NUMPY else "ok", "1.0") for part in PARTS]
-    monkeypatch.setattr("scheduler.cli.examine", lambda: findings)
+    monkeypatch.setattr("scheduler.cli.doctor.examine", lambda: findings)
     assert main(["doctor", "--json"]) == code
     printed = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in printed] == [part.name for part in PARTS]

@@ -92,12 +92,14 @@ def test_without_an_integer_programme_every_answer_is_still_true(
 
 
 BLOCKED = """
-import sys
+import runpy, sys
 for name in sys.argv[1].split(","):
     sys.modules[name] = None
-from scheduler.cli import main
-sys.exit(main(sys.argv[2:]))
+sys.argv = ["scheduler", *sys.argv[2:]]
+runpy.run_module("scheduler", run_name="__main__")
 """
+NODE_LINK = """{"directed": true, "multigraph": false, "graph": {}, "nodes": [
+    {"id": "a", "cost": 1, "size": 4}, {"id": "b", "cost": 1, "size": 4}], "links": [{"source": "a", "target": "b"}]}"""
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,11 @@ sys.exit(main(sys.argv[2:]))
         ("torch,matplotlib,pandas,ortools,transformers", ["verify", "plan.json"], 0, ""),
         ("torch,matplotlib,pandas,ortools,transformers", ["export", "plan.json", "-o", "trace.json"], 0, ""),
         ("highspy", ["plan", "net.json", "--budget", "80%", "--time-limit", "5"], 0, "planning"),
+        ("numpy", ["plan", "net.json", "--budget", "80%"], 2, "numpy is not installed"),
+        ("numpy", ["doctor"], 2, "numpy is not installed"),
+        ("numpy,numba,networkx,pulp,highspy", ["verify", "plan.json"], 2, "pip install --force-reinstall"),
+        ("networkx", ["plan", "link.json", "--budget", "80%"], 2, "networkx is not installed"),
+        ("networkx", ["plan", "net.json", "--budget", "80%"], 0, "planning"),
         ("numba", ["plan", "net.json", "--budget", "80%"], 2, "numba"),
         ("pulp", ["plan", "net.json", "--budget", "80%"], 2, "pulp"),
     ],
@@ -129,6 +136,7 @@ def test_a_command_without_a_part_answers_or_says_what_to_install(
     missing: str, command: list[str], code: int, said: str, tmp_path: Path
 ) -> None:
     sc.write_graph(conv_net(2), tmp_path / "net.json")
+    (tmp_path / "link.json").write_text(NODE_LINK)
     layered_plan().save(tmp_path / "plan.json")
     tally = BOOK.of("parts that are not installed")
     tally.tried += 1

@@ -1,0 +1,80 @@
+"""The command line: the answer on stdout, progress on stderr, the exit code says how it went.
+
+Exit codes: 0 done, 1 a proven no, 2 usage, 3 no answer (out of time, or none found).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor
+
+from scheduler.cli import doctor, plans, sweeps, training
+from scheduler.cli.answers import NO_ANSWER, PROVEN_NO, USAGE, say
+from scheduler.cli.arguments import check_writable
+from scheduler.errors import (
+    BudgetTooSmallError,
+    OutOfTimeError,
+    PlanClaimError,
+    PlanMismatchError,
+    SchedulerError,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        By default those of the process.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        check_writable(getattr(options, "output", None))
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except SchedulerError as error:
+        say(f"{type(error).__name__}: {error}")
+        return _exit_code(error)
+    except BrokenExecutor:
+        say("a worker process died, for lack of memory perhaps: use fewer --jobs; finished rows are in --output")
+        return NO_ANSWER
+    except OSError as error:
+        say(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+        return USAGE
+
+
+def _exit_code(error: SchedulerError) -> int:
+    if isinstance(error, BudgetTooSmallError):
+        return PROVEN_NO if error.proven else NO_ANSWER
+    if isinstance(error, OutOfTimeError):
+        return NO_ANSWER
+    return PROVEN_NO if isinstance(error, (PlanClaimError, PlanMismatchError)) else USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scheduler", description="Optimal activation-checkpointing schedules for a memory budget."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (
+        training.add_models,
+        training.add_trace,
+        plans.add_plan,
+        plans.add_show,
+        plans.add_report,
+        plans.add_export,
+        plans.add_verify,
+        training.add_train,
+        training.add_max_batch,
+        sweeps.add_frontier,
+        sweeps.add_compare,
+        doctor.add_doctor,
+    ):
+        add(commands)
+    for command in commands.choices.values():
+        command.add_argument("--json", action="store_true", help="print the answer as JSON")
+    return parser

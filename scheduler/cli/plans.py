@@ -1,0 +1,118 @@
+"""Commands about one plan: make it, show it, judge it, and write it in other forms."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+
+from scheduler.api import make_plan
+from scheduler.cli.answers import DONE, print_answer, say, summary
+from scheduler.cli.arguments import GRAPH, Commands, add_command, add_solving, solve_options
+from scheduler.cli.graphs import read_named_graph
+from scheduler.formats import read_graph
+from scheduler.layers import Chain
+from scheduler.plan import Plan
+from scheduler.units import format_bytes
+
+
+def add_plan(commands: Commands) -> None:
+    """Add `scheduler plan`."""
+    plan = add_command(commands, "plan", _plan, "find the fastest schedule of a graph that fits a budget")
+    plan.add_argument("graph", metavar="GRAPH", help=GRAPH)
+    add_solving(plan, 60.0)
+    plan.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    graph = read_named_graph(options.graph)
+    if isinstance(graph, Chain):
+        say(f"planning {len(graph.layers)} layers")
+    else:
+        say(f"planning {len(graph.operations)} operations")
+    plan = make_plan(graph, options.budget, **solve_options(options))
+    if options.output:
+        plan.save(options.output)
+    print_answer({**summary(plan), "plan": options.output}, options.json)
+    return DONE
+
+
+def add_show(commands: Commands) -> None:
+    """Add `scheduler show`."""
+    show = add_command(commands, "show", _show, "print what a plan does")
+    show.add_argument("plan", metavar="PLAN")
+
+
+def _show(options: argparse.Namespace) -> int:
+    plan = Plan.load(options.plan)
+    recomputed = {name: runs for name, runs in plan.simulation.recomputed.items() if runs}
+    answer = {
+        **summary(plan),
+        "operations": len(plan.graph.operations),
+        "verbs": len(plan.schedule),
+        "peak_operation": plan.simulation.peak_operation,
+        "boundary_bytes": plan.simulation.boundary_bytes,
+        "saved": list(plan.saved),
+        "recomputed": recomputed,
+    }
+    if options.json:
+        print(json.dumps(answer))
+        return DONE
+    print_answer({key: value for key, value in answer.items() if key not in ("saved", "recomputed")}, False)
+    sizes = {tensor.name: tensor.size_bytes for tensor in plan.graph.tensors}
+    print(f"\nsaved for the backward phase: {len(plan.saved)} tensors")
+    for name in plan.saved:
+        print(f"  {format_bytes(sizes[name]):>12}  {name}")
+    print(f"\ncomputed again: {len(recomputed)} operations, {sum(recomputed.values())} runs")
+    for name, runs in recomputed.items():
+        print(f"  {runs:>3} x  {name}")
+    return DONE
+
+
+def add_report(commands: Commands) -> None:
+    """Add `scheduler report`."""
+    report = add_command(commands, "report", _report, "write a plan as an HTML page: memory, schedule, layers, proof")
+    report.add_argument("plan", metavar="PLAN")
+    report.add_argument("-o", "--output", required=True, metavar="PAGE", help="the HTML file to write")
+
+
+def _report(options: argparse.Namespace) -> int:
+    from scheduler.report import write_report
+
+    return _write_form(options, "report", write_report)
+
+
+def add_export(commands: Commands) -> None:
+    """Add `scheduler export`."""
+    export = add_command(commands, "export", _export, "write a plan as a Chrome trace, which Perfetto opens")
+    export.add_argument("plan", metavar="PLAN")
+    export.add_argument("-o", "--output", required=True, metavar="TRACE", help="the JSON file to write")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from scheduler.exports import write_chrome_trace
+
+    return _write_form(options, "trace", write_chrome_trace)
+
+
+def _write_form(options: argparse.Namespace, form: str, write: Callable[[Plan, str], None]) -> int:
+    """Write a plan in another form."""
+    plan = Plan.load(options.plan)
+    write(plan, options.output)
+    print_answer({form: options.output, **summary(plan)}, options.json)
+    return DONE
+
+
+def add_verify(commands: Commands) -> None:
+    """Add `scheduler verify`."""
+    verify = add_command(commands, "verify", _verify, "judge a plan again; exit 1 if any claim is untrue")
+    verify.add_argument("plan", metavar="PLAN")
+    verify.add_argument("--graph", metavar="GRAPH", help="a graph that the plan should belong to")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    plan = Plan.load(options.plan)
+    plan.verify(read_graph(options.graph) if options.graph else None)
+    answer = {"plan": options.plan, "verified": True, **summary(plan)}
+    print_answer(answer, options.json)
+    return DONE

@@ -1,0 +1,213 @@
+"""Commands that run a PyTorch model: capture it, train it under a plan, find its largest batch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from scheduler.cli.answers import DONE, print_answer, say, summary
+from scheduler.cli.arguments import (
+    Commands,
+    add_command,
+    add_model,
+    add_searching,
+    add_solver,
+    add_solving,
+    positive,
+    solve_options,
+)
+from scheduler.errors import MissingExtraError
+from scheduler.formats import write_graph
+from scheduler.graph import Graph
+from scheduler.layers import Chain
+from scheduler.plan import Plan
+from scheduler.units import format_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from scheduler.pytorch.training import TrainingReport
+
+
+def add_models(commands: Commands) -> None:
+    """Add `scheduler models`."""
+    add_command(commands, "models", _models, "list the models that trace and train know")
+
+
+def _models(options: argparse.Namespace) -> int:
+    _needs_torch()
+    from scheduler.pytorch.models import model_names
+
+    names = model_names()
+    print(json.dumps(list(names)) if options.json else "\n".join(names))
+    return DONE
+
+
+def add_trace(commands: Commands) -> None:
+    """Add `scheduler trace`."""
+    trace = add_command(commands, "trace", _trace, "capture a model's training step as a graph file")
+    add_model(trace)
+    trace.add_argument("-o", "--output", required=True, metavar="GRAPH", help="the graph or chain file to write")
+
+
+def _trace(options: argparse.Namespace) -> int:
+    _needs_torch()
+    from scheduler.pytorch import profile_layers, trace
+    from scheduler.pytorch.models import make_model
+
+    case = make_model(options.model)
+    written: Graph | Chain
+    if options.layers:
+        case = case.layered()
+        say(f"measuring the layers of {options.model}")
+        chain = profile_layers(cast("nn.Sequential", case.module), case.args, case.kwargs, loss=case.loss)
+        written = chain = replace(chain, name=chain.name or options.model)
+        graph = chain.graph
+    else:
+        say(f"tracing {options.model}")
+        graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs=options.costs)
+        written = graph = replace(graph, name=graph.name or options.model)
+    write_graph(written, options.output)
+    answer = {
+        "graph": options.output,
+        "layers": len(chain.layers) if options.layers else None,
+        "operations": len(graph.operations),
+        "tensors": len(graph.tensors),
+        "resident_bytes": graph.resident_bytes,
+        "time_unit": graph.time_unit,
+        "digest": graph.digest,
+        "structure_digest": graph.structure_digest,
+    }
+    print_answer(answer, options.json)
+    return DONE
+
+
+def add_train(commands: Commands) -> None:
+    """Add `scheduler train`."""
+    train = add_command(
+        commands, "train", _train, "trace, plan, and run real training steps: predicted against measured"
+    )
+    add_model(train)
+    add_solving(train, 20.0)
+    train.add_argument("--steps", type=positive, default=5, help="training steps (default 5)")
+    train.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write (default MODEL.plan.json)")
+
+
+def _train(options: argparse.Namespace) -> int:
+    _needs_torch()
+    from scheduler.pytorch.models import make_model
+    from scheduler.pytorch.training import compare_training
+
+    case = make_model(options.model)
+    output = options.output or f"{options.model.replace(':', '.').replace('/', '.')}.plan.json"
+    report = compare_training(
+        case,
+        options.budget,
+        steps=options.steps,
+        costs=options.costs,
+        granularity="layers" if options.layers else "operations",
+        progress=say,
+        **solve_options(options),
+    )
+    report.plan.save(output)
+    if options.json:
+        print(json.dumps(report.to_dict(output)))
+    else:
+        _print_training(report, output)
+    return DONE
+
+
+def _print_training(report: TrainingReport, output: str) -> None:
+    plan = report.plan
+    rows = [
+        ("", "predicted", "measured"),
+        ("live peak, without the plan", *_pair(report.baseline.live_bytes, report.eager.live_bytes)),
+        ("live peak, with the plan", *_pair(report.predicted.live_bytes, report.measured.live_bytes)),
+        ("allocator peak, without", *_pair(report.baseline.allocator_bytes, report.eager.allocator_bytes)),
+        ("allocator peak, with", *_pair(report.predicted.allocator_bytes, report.measured.allocator_bytes)),
+        ("overhead in time", f"{plan.overhead:.2%}", f"{report.measured_time_overhead:.2%}"),
+        ("overhead in FLOPs", "", f"{report.measured_flop_overhead:.2%}"),
+    ]
+    print(
+        f"budget   {format_bytes(plan.budget_bytes)} ({plan.budget_bytes} bytes),"
+        f" of which {format_bytes(plan.graph.resident_bytes)} resident"
+    )
+    print(f"proof    {plan.status.name} in {plan.search_space}: bound {_percent(plan.bound, plan)}, gap {plan.gap:.2%}")
+    print(f"plan     {output}\n")
+    for name, predicted, measured in rows:
+        print(f"{name:<28}{predicted:>14}{measured:>14}")
+    print(f"\n{'step':<8}{'loss, plain':>16}{'loss, with the plan':>22}")
+    for number, (plain, planned) in enumerate(zip(report.baseline_losses, report.losses, strict=True), 1):
+        print(f"{number:<8}{plain:>16.6f}{planned:>22.6f}")
+
+
+def _pair(predicted: int | None, measured: int | None) -> tuple[str, str]:
+    first, second = ("" if size is None else format_bytes(size) for size in (predicted, measured))
+    return first, second
+
+
+def _percent(bound: float, plan: Plan) -> str:
+    return f"+{bound / plan.baseline_time - 1:.3%}" if plan.baseline_time else "0"
+
+
+def add_max_batch(commands: Commands) -> None:
+    """Add `scheduler max-batch`."""
+    batches = add_command(
+        commands, "max-batch", _max_batch, "find the largest batch that a model trains with in a budget"
+    )
+    add_model(batches, layers=False)
+    batches.add_argument("--budget", required=True, help='peak of the whole step: "8GiB", "8GB", or bytes')
+    add_solver(batches)
+    add_searching(batches, 60.0)
+    batches.add_argument("--limit", type=positive, help="largest batch looked at")
+    batches.add_argument("--measure", action="store_true", help="run a step of that batch, and of one more")
+    batches.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
+
+
+def _max_batch(options: argparse.Namespace) -> int:
+    _needs_torch()
+    from scheduler.pytorch.batches import MOST, max_batch, measured_peak
+    from scheduler.pytorch.models import Arguments, make_model
+
+    case = make_model(options.model, batch_size=1)
+
+    def make_batch(size: int) -> Arguments:
+        made = make_model(options.model, batch_size=size)
+        return made.args, dict(made.kwargs)
+
+    found = max_batch(
+        lambda: case.module,
+        make_batch,
+        options.budget,
+        loss=case.loss,
+        costs=options.costs,
+        limit=options.limit or MOST,
+        progress=say,
+        **solve_options(options),
+    )
+    if options.output:
+        found.plan.save(options.output)
+    size, one_more = found.batch_size, found.next_plan
+    answer: dict[str, object] = {
+        "batch_size": size,
+        "one_more": found.one_more,
+        "largest_possible": found.bound,
+        "traced": list(found.traced),
+        **summary(found.plan),
+        "next_peak_bytes": one_more and one_more.peak_bytes,
+    }
+    if options.measure:
+        for key, number, plan in (("measured", size, found.plan), ("next_measured", size + 1, one_more)):
+            if plan is not None:
+                say(f"training one step with a batch of {number}")
+                answer[f"{key}_peak_bytes"] = measured_peak(case.module, plan, *make_batch(number), loss=case.loss)
+    print_answer({**answer, "plan": options.output}, options.json)
+    return DONE
+
+
+def _needs_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError('this command needs PyTorch: pip install "checkpoint-scheduler[torch]"')

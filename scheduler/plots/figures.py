@@ -1,0 +1,99 @@
+"""What all pictures share: figures and their colours, scales, legends, and files.
+
+Colours are those of Okabe and Ito (Color Universal Design, 2008), told apart with any
+colour vision; what they say is also said by shape, line style or place.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+from scheduler.errors import InvalidOptionError, MissingExtraError
+from scheduler.formats import write_text
+from scheduler.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLACK, GREY, LIGHT, SKY, BLUE = "#000000", "#888888", "#DDDDDD", "#56B4E9", "#0072B2"
+GREEN, ORANGE, VERMILLION, PURPLE = "#009E73", "#E69F00", "#D55E00", "#CC79A7"
+_LONGEST_LABEL = 28
+
+
+def new_figure(height: float) -> Figure:
+    """Return a new figure, as wide as a README shows it."""
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise MissingExtraError('pictures need matplotlib: pip install "checkpoint-scheduler[plot]"') from error
+    return pyplot.figure(figsize=(7.2, height), layout="constrained")
+
+
+def new_axes(height: float) -> Axes:
+    """Return the axes of a new figure."""
+    return new_figure(height).subplots()
+
+
+def figure_of(ax: Axes) -> Figure:
+    """Return the figure that axes stand on."""
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise InvalidOptionError("these axes were removed from their figure")
+    return figure
+
+
+def finish(ax: Axes, *, columns: int) -> None:
+    """Take away what says nothing, and put the legend where no data is."""
+    ax.spines[["top", "right"]].set_visible(False)
+    legend = ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, fontsize=8)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def byte_scale(most: int) -> tuple[str, int]:
+    """Return the unit in which `format_bytes` would write the largest value, and its bytes."""
+    unit = format_bytes(most).split()[1]
+    return unit, parse_bytes(f"1{unit}")
+
+
+def shortened(name: str) -> str:
+    """Return a name, or its end if it is too long for a label."""
+    return name if len(name) <= _LONGEST_LABEL else f"…{name[1 - _LONGEST_LABEL :]}"
+
+
+def write_figure(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
+    """Write a figure, or the one that axes stand on, as SVG.
+
+    Raises
+    ------
+    OSError
+        If the path cannot be written; an existing file is left as it was.
+    """
+    from matplotlib.figure import Figure
+
+    write_text(path, _svg(figure if isinstance(figure, Figure) else figure_of(figure)))
+
+
+def closed_svg(figure: Figure) -> str:
+    """Return a figure that nobody else has as SVG, and close it."""
+    from matplotlib import pyplot
+
+    try:
+        return _svg(figure)
+    finally:
+        pyplot.close(figure)
+
+
+def _svg(figure: Figure) -> str:
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "scheduler"}), warnings.catch_warnings():
+        # Text stays text: the reader's fonts count, not those of matplotlib.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
