@@ -108,7 +108,7 @@ PARTS = (
     Part("numba", "numba", "the kernels of the solvers", _AGAIN, needed=True),
     Part("networkx", "networkx", "graph files of other tools", _AGAIN, needed=True),
     Part("PuLP", "pulp", "integer programmes", _AGAIN, needed=True),
-    Part("HiGHS", "highspy", "bounds and proofs", 'pip install "highspy>=1.10,<1.15"'),
+    Part("HiGHS", "highspy", "bounds and proofs", 'pip install "highspy>=1.10,<1.14"'),
     Part("CBC", "pulp", "bounds where HiGHS is missing", _AGAIN, trial=_CBC),
     Part(
         "numba's cache",
