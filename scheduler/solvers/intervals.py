@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ MOST_OPERATIONS = 160
 SEARCH_SPACE = "two intervals"
 _TIME_BITS = 48
 """CP-SAT computes in whole numbers of 64 bits."""
+_SECONDS_BETWEEN_LOOKS = 0.05
+"""At whether somebody asked for the answer."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -37,7 +40,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     Guarantee: optimal over such schedules when time and bound meet. Search space: "two
     intervals", which leaves out schedules that run an operation three times, or out of the
     given order within a stage: the bound says nothing about those. When: irregular graphs of
-    up to about 100 operations. Cost: seconds to minutes; `MOST_OPERATIONS` at most. Reference:
+    up to about 100 operations. Cost: seconds to minutes; `MOST_OPERATIONS` at most. Memory: at most
+    256 MiB. Reference:
     Bartan, Li, Teague, Lott and Dilkina 2023, "Moccasin: efficient tensor rematerialization
     for neural networks", ICML, section 2, with C = 2. Unlike there, an interval may end after
     the last first run of a reader (without that, feasible problems can seem infeasible), and
@@ -62,7 +66,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     solver.parameters.random_seed = seed
     # One worker: as fast as several on two cores, and deterministic.
     solver.parameters.num_workers = 1
-    status = solver.solve(programme.model)
+    # Its own answer to Ctrl-C leaves the signal to the operating system, which ends the process at the next one.
+    solver.parameters.catch_sigint_signal = False
+    status = _solve(solver, programme.model, deadline)
     if status == cp.INFEASIBLE:
         message = "proven: no schedule of two intervals per tensor fits; another one may"
         return Proposal(None, SEARCH_SPACE, bound=math.inf, messages=(message,))
@@ -71,6 +77,19 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     if not found:
         return Proposal(None, SEARCH_SPACE, bound=bound, messages=("no schedule was found by the time limit",))
     return Proposal(programme.schedule(solver), SEARCH_SPACE, bound=bound)
+
+
+def _solve(solver: cp_model.CpSolver, model: cp_model.CpModel, deadline: Deadline) -> object:
+    """Solve in a thread of its own, so that this one hears Ctrl-C and who stops the deadline."""
+    with ThreadPoolExecutor(1) as pool:
+        solving = pool.submit(solver.solve, model)
+        try:
+            while wait([solving], timeout=_SECONDS_BETWEEN_LOOKS).not_done:
+                if deadline.stopped:
+                    solver.stop_search()
+        finally:
+            solver.stop_search()
+    return solving.result()
 
 
 def _load_cp_sat() -> ModuleType:
@@ -83,7 +102,7 @@ def _load_cp_sat() -> ModuleType:
     except ImportError as error:
         raise MissingExtraError(
             f"OR-tools cannot be loaded ({error}); beside highspy 1.15 it cannot:"
-            ' pip install "highspy<1.15", or use "cuts" or "auto"'
+            ' pip install "highspy<1.14", or use "cuts" or "auto"'
         ) from error
     return cp_model
 
