@@ -43,8 +43,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     Guarantee: the bounds hold for every schedule; the schedule is optimal in the given order
     where they meet, as they mostly do down to half of the memory. When: deep networks whose
     forward falls apart, up to 10^5 operations. Cost: a hundred small programmes per distinct
-    block, and a chain programme in the number of blocks. Reference: after the hierarchical
-    approach of Zhao et al. 2023 (Rockmate), arXiv 2307.01236.
+    block, and a chain programme in the number of blocks. Memory: at most 512 MiB and 8 KiB an
+    operation. Reference: after the hierarchical approach of Zhao et al. 2023 (Rockmate), arXiv
+    2307.01236.
 
     Raises
     ------

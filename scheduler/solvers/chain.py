@@ -34,7 +34,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     Search space: persistent. When: any chain. Cost: the whole frontier of 100 layers takes a
     second; more layers are pruned with bounds from a coarse grid of memory, and repeated
     layers share their work: 300 different layers take 2 s, 500 some 10 s, 1000 of few kinds
-    4 s, in less than 1 GiB. Out of time, it returns the best schedule found so far and its
+    4 s. Memory: at most 1024 MiB. Out of time, it returns the best schedule found so far and its
     bound.
 
     Reference: Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova 2019, "Optimal checkpointing

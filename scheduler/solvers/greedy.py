@@ -37,7 +37,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     Guarantee: none. Search space: given order. When: an answer in milliseconds, a start for
     other solvers, budgets of 50 % and more of the peak. Cost: one linear pass for each
-    group of evictions.
+    group of evictions. Memory: at most 16 MiB and 4 KiB an operation.
     """
     search = GreedySearch(problem.graph, problem.budget_bytes)
     search.fit(deadline)

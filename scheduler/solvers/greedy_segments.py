@@ -28,9 +28,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     Guarantee: none; without articulation points it is the save-everything schedule. Search
     space: given order. When: chains of uneven layers, and graphs that are chains of blocks.
-    Cost: two judged schedules at most for each of `THRESHOLDS`. Reference: Chen, Xu, Zhang and
-    Guestrin 2016, "Training deep nets with sublinear memory cost", arXiv 1604.06174,
-    Algorithm 3.
+    Cost: two judged schedules at most for each of `THRESHOLDS`. Memory: at most 16 MiB and 4 KiB an
+    operation. Reference: Chen, Xu, Zhang and Guestrin 2016, "Training deep nets with sublinear
+    memory cost", arXiv 1604.06174, Algorithm 3.
 
     Raises
     ------

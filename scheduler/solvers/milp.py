@@ -33,7 +33,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     which leaves out schedules that run an operation twice in one stage, or out of the given
     order: the bound says nothing about those. When: graphs of up to `MOST_OPERATIONS`
     operations; a reference for other solvers. Cost: O(n^2) binaries and O(n e) continuous
-    variables for e reads; seconds to minutes at n = 70. Reference: Jain, Jain, Nrusimha,
+    variables for e reads; seconds to minutes at n = 70. Memory: at most 256 MiB. Reference: Jain, Jain, Nrusimha,
     Gholami, Abbeel, Keutzer, Stoica and Gonzalez 2020, "Checkmate: breaking the memory wall
     with optimal tensor rematerialization", MLSys, section 4. Their FREE variables say when a
     tensor goes; here a variable per pair of neighbouring reads says whether it stays, which

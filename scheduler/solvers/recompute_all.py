@@ -17,7 +17,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     Without a backward phase every operation computes its inputs anew. Guarantee: none; on a
     uniform chain O(1) memory and O(n^2) time. Search space: given order (one schedule of
-    it). Cost: as many steps as the schedule has runs, at most `MOST_RUNS`.
+    it). Cost: as many steps as the schedule has runs, at most `MOST_RUNS`. Memory: at most 256
+    MiB.
 
     Raises
     ------

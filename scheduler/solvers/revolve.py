@@ -145,7 +145,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     Guarantee: the fewest forward runs of all schedules that keep at most that many states, the
     input of the chain included, and no saved data. Search space: that family. When: uniform
     chains whose saved data is too large to keep; "chain" is never slower. Cost: one judged
-    schedule for each number of slots tried, O(log n) of them.
+    schedule for each number of slots tried, O(log n) of them. Memory: at most 256 MiB.
 
     Reference: Griewank and Walther 2000, "Algorithm 799: revolve", ACM TOMS 26(1).
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,31 +18,47 @@ pytestmark = pytest.mark.abuse
 ROOT = Path(__file__).parents[2]
 
 ANSWERS = """
-import json, sys
+import json, os, sys
+cores = sorted(os.sched_getaffinity(0))
+os.sched_setaffinity(0, cores[: int(os.environ.get("CORES", len(cores)))])
 import scheduler as sc
+from tests.deep_graphs import deep_graph
 from tests.training_graphs import conv_net
 steps = {
     "net": conv_net(4),
     "forked": sc.zoo.random_layered(16, seed=5),
     "chain": sc.zoo.heterogeneous_chain(10, seed=2),
     "equal": sc.zoo.uniform_chain(9),
+    "small net": conv_net(2),
+    "small fork": sc.zoo.random_layered(9, seed=5),
+    "small chain": sc.zoo.heterogeneous_chain(3, seed=2),
+    "small equal": sc.zoo.uniform_chain(4),
+    "deep": deep_graph(2),
 }
 answers = {}
-for solver in sys.argv[1].split(","):
-    for name, step in steps.items():
+for solver, names in json.loads(sys.argv[1]).items():
+    for name in names:
         for budget in ("100%", "75%", "50%"):
             try:
-                found = sc.solve(step, budget, solver=solver, time_limit=600.0, seed=7)
+                found = sc.solve(steps[name], budget, solver=solver, time_limit=600.0, seed=7)
             except sc.SchedulerError as error:
                 answers[f"{solver} {name} {budget}"] = [type(error).__name__, str(error)]
                 continue
-            claims = [found.status.name, found.time, found.peak_bytes, str(found.schedule), list(found.messages)]
-            answers[f"{solver} {name} {budget}"] = [*claims, found.bound, found.bound_any, found.search_space]
+            claims = [found.status.name, found.time, found.peak_bytes, str(found.schedule), found.bound]
+            claims.append(found.search_space)
+            # What `blocks` proves of other orders, it proves in a share of its time.
+            claims += [found.bound_any] if solver != "blocks" else []
+            # When `auto` lets others search beside `cuts` is a matter of seconds: it says who searched.
+            claims += found.messages if solver != "auto" else []
+            answers[f"{solver} {name} {budget}"] = claims
 print(json.dumps(answers))
 """
 
-ENDING = [name for name in sc.solver_names() if name not in ("auto", "anneal", "intervals", "blocks", "milp")]
-"""Solvers that end on such steps by themselves: where the clock ends a search, it has a say in the answer."""
+STEPS = ("net", "forked", "chain", "equal")
+SMALL = ("small net", "small fork", "small chain", "small equal")
+ENDING_ON = {"auto": SMALL, "anneal": SMALL, "milp": SMALL, "intervals": SMALL, "blocks": ("deep",)}
+"""Steps on which solvers that mostly go on until the time is up end by themselves: otherwise the clock has a say."""
+ASKED = {solver: ENDING_ON.get(solver, STEPS) for solver in sc.solver_names()}
 
 SETTINGS = {
     "hash seed 0": {"PYTHONHASHSEED": "0"},
@@ -55,14 +72,12 @@ SETTINGS = {
 def answers(settings: dict[str, str]) -> dict[str, list[object]]:
     """What a process of its own answers under settings."""
     own = {**os.environ, **settings, "PYTHONPATH": str(ROOT)}
-    cores = sorted(os.sched_getaffinity(0))[: int(own.pop("CORES", "0")) or None]
     ran = subprocess.run(
-        [sys.executable, "-c", ANSWERS, ",".join(ENDING)],
+        [sys.executable, "-c", ANSWERS, json.dumps(ASKED)],
         capture_output=True,
         text=True,
         cwd=own.pop("FOLDER", ROOT),
         env=own,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
@@ -73,11 +88,14 @@ def answers(settings: dict[str, str]) -> dict[str, list[object]]:
 def test_an_answer_depends_on_nothing_but_what_was_asked() -> None:
     tally = BOOK.of("determinism")
     expected: dict[str, list[object]] = {}
-    for name, settings in SETTINGS.items():
-        found = answers(settings)
+    with ThreadPoolExecutor(2) as pool:
+        answered = list(pool.map(answers, SETTINGS.values()))
+    for name, found in zip(SETTINGS, answered, strict=True):
         expected = expected or found
-        assert len(found) == 12 * len(ENDING)
+        assert len(found) == 3 * sum(map(len, ASKED.values()))
         tally.tried += len(found)
         for case, answer in found.items():
             tally.accept(answer == expected[case], (name, case, answer, expected[case]))
-    assert sum(len(answer) > 2 for answer in expected.values()) > 60, "most cases are served"
+    for solver in ASKED:
+        served = sum(len(answer) > 2 for case, answer in expected.items() if case.startswith(f"{solver} "))
+        assert served >= 3, solver

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from tests.abuse.tally import BOOK
 from tests.training_graphs import conv_net
 
 pytestmark = pytest.mark.abuse
+ROOT = Path(__file__).parents[2]
 LOTS, PLANS, STEPS = 4, 100, 1000
 MOST_GROWTH = 8 * 2**20
 """Bytes that a process may grow by: what malloc keeps for itself comes and goes."""
@@ -36,6 +40,21 @@ def test_every_answer_on_random_graphs_is_true(number: int) -> None:
     except AssertionError:
         tally.accept(False, f"an untrue answer in lot {number}: see many_graphs.py")
     assert tally.tried % LOT == 0
+
+
+def test_tens_of_thousands_of_operations_take_time_and_memory_in_proportion() -> None:
+    """So that 10^6 of them would pass in minutes and GB, but for the time limit of the solvers."""
+    count, limit, tally = 30_000, 2.0, BOOK.of("very many operations")
+    command = [sys.executable, "tests/abuse/many_operations.py", str(count), str(limit)]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    tally.accept(ran.returncode == 0, ran.stderr)
+    rows = re.findall(r"^(.{16}) *([\d.]+) +[\d.]+ +(\d+)  (.*)$", ran.stdout, flags=re.MULTILINE)
+    tally.tried += len(rows)
+    assert len(rows) == 10
+    for name, seconds, mebibytes, said in rows:
+        assert float(seconds) < 2 * limit + 200e-6 * count, name
+        assert int(mebibytes) * 2**20 < 512 * 2**20 + 10_000 * count, name
+        tally.accept(said.startswith("UnsuitableProblemError") == (name.strip() == "cuts"), (name, said))
 
 
 @needs_proc
