@@ -169,8 +169,8 @@ def test_time_limits_are_held_within_a_second(solver: str) -> None:
         with contextlib.suppress(UnsuitableProblemError, MissingExtraError):
             sc.solve(graph, "60%", solver=solver, time_limit=1.0)
     for graph in large:
-        # The better of two runs: other work on the machine is not the solver's.
-        assert min(seconds_of(graph, solver), seconds_of(graph, solver)) < 2.0
+        # One of two runs: other work on the machine is not the solver's.
+        assert seconds_of(graph, solver) < 2.0 or seconds_of(graph, solver) < 2.0
 
 
 def seconds_of(graph: sc.Graph | sc.Chain, solver: str) -> float:

@@ -10,7 +10,7 @@ from scheduler.errors import BudgetTooSmallError, InvalidOptionError
 from scheduler.schedule import Verb
 from tests.pipelines import one_forward_one_backward
 
-SECONDS = 6.0
+SECONDS = 3.0
 
 
 def stage_chain(layers: int = 6, *, seed: int = 0) -> sc.Chain:
