@@ -43,6 +43,10 @@ class MilpResult:
     objective: float
 
 
+ROWS_A_SECOND = 20_000
+"""That the presolve of HiGHS gets through, roughly: it cannot be interrupted."""
+
+
 class TimeIsUpError(Exception):
     """A programme is not finished by its deadline; what stands of it is not solved."""
 
@@ -132,6 +136,7 @@ class Programme:
             gapAbs=0.0,
             threads=1,
             mip_allow_restart=False,
+            presolve="choose" if deadline.remaining * ROWS_A_SECOND > len(self._rows) else "off",
             callbackTuple=(stop_early, None),
             callbacksToActivate=[kinds.kCallbackMipInterrupt, kinds.kCallbackSimplexInterrupt],
         )
