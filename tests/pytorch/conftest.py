@@ -11,3 +11,11 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """What TorchDynamo has compiled serves no other test."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -11,16 +11,19 @@ from scheduler.errors import BudgetTooSmallError, OutOfTimeError
 from scheduler.pytorch.models import make_model, model_names
 from scheduler.schedule import Schedule
 
+FITTING = {**SMALL, "resnet50": {**SMALL["resnet50"], "batch_size": 16}}
+"""With smaller batches the gradients alone are more than 60 % of a ResNet's step."""
+
 
 def schedule_within(graph: sc.Graph, budget: str) -> Schedule:
     """Plan for a budget; where no schedule of it is known, for the smallest peak that is."""
     try:
-        plan = sc.make_plan(graph, budget, time_limit=6.0)
+        plan = sc.make_plan(graph, budget, time_limit=3.0)
     except (BudgetTooSmallError, OutOfTimeError):
-        smallest = sc.minimum_budget(graph, time_limit=6.0)
+        smallest = sc.minimum_budget(graph, time_limit=3.0)
         assert smallest.floor_bytes <= smallest.peak_bytes
         assert smallest.peak_bytes > sc.solve(graph, budget, solver="save-all").budget_bytes
-        plan = sc.make_plan(graph, smallest.peak_bytes, time_limit=20.0)
+        plan = sc.make_plan(graph, smallest.peak_bytes, time_limit=10.0)
     assert sc.simulate(graph, plan.schedule).peak_bytes <= plan.budget_bytes
     return plan.schedule
 
@@ -30,7 +33,7 @@ def schedule_within(graph: sc.Graph, budget: str) -> Schedule:
 def test_a_planned_model_trains_as_under_autograd_in_the_predicted_memory(name: str, budget: str) -> None:
     if name not in model_names():
         pytest.skip("transformers is not installed")
-    case = make_model(name, **SMALL[name])
+    case = make_model(name, **FITTING[name])
     check_like_autograd(
         case.module,
         lambda graph: schedule_within(graph, budget),

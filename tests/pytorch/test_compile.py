@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from planning import check_equal, train
-from test_executor import Mutating, batch, mean_square, mlp
+from regression import batch, mean_square, mlp
+from test_executor import Mutating
 from test_models import SMALL
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -22,14 +23,10 @@ from scheduler.pytorch.models import make_model, model_names
 from scheduler.simulator import simulate
 
 # TorchDynamo looks at `.grad` of what the first graph hands to the second.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 
 class Step(nn.Module):
@@ -84,7 +81,7 @@ def test_a_compiled_model_trains_as_under_autograd_in_the_planned_memory_at_each
     if name == "hf-vit":
         module.model.config.problem_type = "single_label_classification"
     plain = copy.deepcopy(module)
-    watched = Watched(backend("90%", solver="greedy", time_limit=3.0 if name == "resnet50" else 10.0))
+    watched = Watched(backend("90%", solver="greedy", time_limit=2.0))
     compiled = torch.compile(module, backend=watched, fullgraph=True)
     batches = [cases[0].batch(1), cases[1].batch(1), cases[0].batch(2)]
     check_equal(train(compiled, batches), renamed(train(plain, batches)))

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from layered import check_layers, counted_calls, plan_of_schedule
 from planning import check_equal, check_like_autograd, planned, recompute_most, train
+from regression import mean_square
 from test_compile import Step, Watched
 from test_distributed import Count, Meets
 from test_policies import plan_of
@@ -37,15 +38,11 @@ PRODUCT = 2 * ROWS * WIDTH * WIDTH
 """FLOPs of one linear layer, forward."""
 PLAIN_FLOPS = (3 * DEPTH - 1) * PRODUCT
 """Of a step: forward, gradients of weights and of inputs, but not of the batch."""
-FAST: dict[str, object] = {"costs": "flops", "solver": "greedy", "time_limit": 10.0}
+FAST: dict[str, object] = {"costs": "flops", "solver": "greedy", "time_limit": 2.0}
 
 
 def batch(rows: int = ROWS, *, seed: int = 0) -> Tensor:
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
-
-
-def mean_square(outputs: Tensor) -> Tensor:
-    return outputs.square().mean()
 
 
 def network(*extra: Callable[[], nn.Module], depth: int = DEPTH) -> nn.Sequential:
@@ -80,15 +77,8 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 alone = pytest.mark.usefixtures("_one_process")
-compiles = pytest.mark.usefixtures("_fresh_dynamo")
+compiles = pytest.mark.usefixtures("fresh_dynamo")
 
 
 # Budget, peak, and choosing what to save
@@ -111,7 +101,7 @@ def test_a_compiled_step_takes_less_memory_than_eager():
     """thunder#1337, thunder#1560, thunder#2527, pytorch#160773: compiling undoes or ignores checkpointing."""
     module = Step(network())
     eager = used(module)
-    watched = Watched(backend("50%", solver="greedy", time_limit=10.0))
+    watched = Watched(backend("50%", solver="greedy", time_limit=2.0))
     compiled = torch.compile(module, backend=watched, fullgraph=True)
     x = batch()
     compiled(x).backward()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from regression import mean_square
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
@@ -10,10 +11,6 @@ from scheduler.errors import InvalidBudgetError, InvalidOptionError
 from scheduler.pytorch import checkpointed, profile_layers, trace
 from scheduler.pytorch.memory import StorageTracker, resident_tensors, storage_bytes
 from scheduler.pytorch.models import make_model
-
-
-def mean_square(outputs: Tensor) -> Tensor:
-    return outputs.square().mean()
 
 
 def network() -> nn.Sequential:

@@ -15,6 +15,7 @@ from planning import (
     save_everything,
     train,
 )
+from regression import batch, mean_square, mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,19 +28,6 @@ from scheduler.pytorch.tracing import capture
 from scheduler.simulator import simulate
 
 schedules = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-
-
-def batch(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def mean_square(outputs: Tensor) -> Tensor:
-    return outputs.square().mean()
-
-
-def mlp(*extra: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), *extra, nn.Tanh(), nn.Linear(64, 8))
 
 
 @schedules

@@ -16,6 +16,7 @@ from layered import (
     random_schedule,
 )
 from planning import check_equal, recompute_most, save_everything, train
+from regression import batch, mean_square, mlp
 from torch import Tensor, nn
 
 from scheduler.api import make_plan
@@ -39,19 +40,6 @@ SCHEDULES = {
     "at random, gradients too": random_schedule(2, dropped=0.8, gradients=True),
 }
 schedules = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-
-
-def batch(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def mean_square(outputs: Tensor) -> Tensor:
-    return outputs.square().mean()
-
-
-def mlp(*extra: nn.Module) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), *extra, nn.Tanh(), nn.Linear(64, 8))
 
 
 def planned(model: nn.Sequential, schedule=recompute_most, args=None, loss=mean_square, **options) -> LayeredModule:

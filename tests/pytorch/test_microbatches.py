@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from regression import mean_square
 from torch import Tensor, nn
 
 import scheduler as sc
@@ -10,10 +11,6 @@ from scheduler.pytorch.memory import StorageTracker, storage_bytes
 from tests.pipelines import one_forward_one_backward
 
 ROWS, WIDTH, STAGES, MICROBATCHES = 64, 32, 3, 5
-
-
-def mean_square(outputs: Tensor) -> Tensor:
-    return outputs.square().mean()
 
 
 def network() -> nn.Sequential:

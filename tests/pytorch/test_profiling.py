@@ -6,16 +6,13 @@ from collections import OrderedDict
 import pytest
 import torch
 from layered import Perceptron, mixed_loss, mixed_stack, mixed_state
+from regression import mean_square
 from torch import Tensor, nn
 
 from scheduler.errors import CaptureError, ExecutionError, InvalidOptionError
 from scheduler.layers import Layer
 from scheduler.pytorch import profile_layers
 from scheduler.pytorch.memory import StorageTracker, resident_tensors, training_step
-
-
-def mean_square(outputs: Tensor) -> Tensor:
-    return outputs.square().mean()
 
 
 def sizes(layer: Layer) -> tuple[int, int, bool, bool]:

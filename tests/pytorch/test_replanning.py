@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from planning import check_equal, train
-from test_executor import batch, mean_square, mlp
+from regression import batch, mean_square, mlp
 from torch import nn
 
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError
