@@ -25,9 +25,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from scheduler.errors import CaptureError
+from scheduler.pytorch.attributes import Attributes, describe_kept, is_number
 from scheduler.pytorch.constants import Holder, find_constants
+from scheduler.pytorch.generators import kept_generators
 from scheduler.pytorch.operators import storage_key
 from scheduler.pytorch.rewriting import rewrite
+from scheduler.pytorch.wrappers import check_unwrapped
 
 SourceKind = Literal["parameter", "buffer", "constant", "input"]
 
@@ -175,26 +178,36 @@ def export_joint(
             "no parameter and no input requires a gradient, so there is no backward to plan:"
             " call requires_grad_(True) on what is to be trained"
         )
+    check_unwrapped(module)
     for name, parameter in module.named_parameters():
         if is_traceable_wrapper_subclass(parameter):
             raise CaptureError(
-                f'parameter "{name}" is a {type(parameter).__name__}, whose parts lie elsewhere: plan before sharding,'
-                " each FSDP2 unit by itself: fully_shard(checkpointed(unit, plan, args))"
+                f'parameter "{name}" is a {type(parameter).__name__}, a tensor of several parts, which would be taken'
+                ' apart in the graph: plan without it, or use granularity="layers", which captures nothing'
             )
     core = _Core(module, loss)
-    with _untouched(module), torch.enable_grad(), _quiet_logging():
+    with _untouched(module) as attributes, torch.enable_grad(), _quiet_logging():
         route = "direct"
         step = _Step(core, signature, loss)
         try:
             with _located(module):
                 graph_module = _export(step, tensors)
         except Exception as direct:  # torch raises errors of many kinds here
+            if kept := attributes.changed():
+                raise CaptureError(describe_kept([*kept])) from direct
             route = "dynamo"
             try:
                 step = _Step(_dynamo_capture(core, args, kwargs), signature, loss)
                 graph_module = _export(step, tensors)
             except Exception as error:
                 raise CaptureError(_why(module, direct, error)) from error
+        changed = {name: value for name, value in attributes.changed().items() if not isinstance(value, Tensor)}
+        if any(map(is_number, changed.values())) and route == "direct":
+            again = _export(step, tensors)
+            if again.code == graph_module.code:  # the numbers have changed once more: they count, and are not read
+                changed = {name: value for name, value in changed.items() if not is_number(value)}
+        if names := [*changed, *step.read_and_replaced(graph_module)]:
+            raise CaptureError(describe_kept(names))
         rewrite(graph_module)
         joint = _describe(graph_module, step, signature, route)
     if loss is not None and [output.meta["val"].numel() for output in joint.outputs] != [1]:
@@ -274,6 +287,8 @@ class _Step(nn.Module):
         self.output_leaves: tuple[object, ...] = ()
         self.copied_outputs: list[int] = []
         """Outputs that are copies of what the module returns."""
+        self.replaced: set[str] = set()
+        """Attributes for constants that forward puts other tensors in the place of."""
         for kind, found in (
             ("parameter", core.named_parameters(remove_duplicate=False)),
             ("buffer", core.named_buffers(remove_duplicate=False)),
@@ -321,6 +336,11 @@ class _Step(nn.Module):
             stack.enter_context(nn.utils.stateless._reparametrize_module(core, own))
             outputs = core(*args, **kwargs)
             _write_back(core, own)
+            self.replaced |= {
+                attribute
+                for attribute, holders in self.holders.items()
+                if any(holder.get() is not getattr(self, attribute) for holder in holders)
+            }
         flat, self.output_spec = pytree.tree_flatten(outputs)
         self.output_leaves = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat)
         held = [*own.values(), *tensors]
@@ -330,6 +350,12 @@ class _Step(nn.Module):
             i for i, (ours, theirs) in enumerate(zip(outputs, returned, strict=True)) if ours is not theirs
         ]
         return outputs
+
+    def read_and_replaced(self, graph_module: fx.GraphModule) -> list[str]:
+        """Return the names of constants that the captured step reads, and that forward then replaces."""
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        read = {getattr(node.meta["desc"], "target", None) for node in placeholders if node.users}
+        return [self.sources[attribute].names[0] for attribute in sorted(self.replaced & read)]
 
 
 def _write_back(core: nn.Module, own: dict[str, Tensor]) -> None:
@@ -475,23 +501,14 @@ def _dynamo_capture(core: nn.Module, args: Sequence[object], kwargs: Mapping[str
 
 
 @contextlib.contextmanager
-def _untouched(module: nn.Module) -> Iterator[None]:
+def _untouched(module: nn.Module) -> Iterator[Attributes]:
     """Restore the attributes of a module and the random state afterwards."""
-    attributes = [(part, dict(vars(part))) for part in module.modules()]
-    containers = [
-        (container, dict(container)) for part in module.modules() for container in (part._parameters, part._buffers)
-    ]
-    state = torch.get_rng_state()
+    attributes = Attributes(module.named_modules())
     try:
-        yield
+        with kept_generators():
+            yield attributes
     finally:
-        for container, before in containers:
-            container.clear()
-            container.update(before)  # type: ignore[arg-type]
-        for part, before in attributes:
-            vars(part).clear()
-            vars(part).update(before)
-        torch.set_rng_state(state)
+        attributes.restore()
 
 
 @contextlib.contextmanager

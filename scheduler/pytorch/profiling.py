@@ -21,14 +21,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from scheduler.errors import CaptureError
+from scheduler.errors import CaptureError, ExecutionError
 from scheduler.graph import Tensor as GraphTensor
 from scheduler.layers import Chain, Layer
+from scheduler.pytorch.attributes import Attributes, describe_kept, is_number
 from scheduler.pytorch.device_memory import GRADIENT, NOTHING_BESIDE, DeviceMemory, read_device_memory
 from scheduler.pytorch.generators import kept_generators
 from scheduler.pytorch.links import Gradients, Link, State
 from scheduler.pytorch.memory import StorageTracker, now, storage_bytes, storage_sizes
 from scheduler.pytorch.survey import LayerFunction, Layers, Survey, name_parts, storage_keys, tensors_of
+from scheduler.pytorch.wrappers import check_unwrapped
 
 Result = TypeVar("Result")
 
@@ -77,9 +79,11 @@ def profile_layers(
     Raises
     ------
     CaptureError
-        If nothing requires a gradient.
+        If nothing requires a gradient, or a layer is already wrapped by FSDP or
+        DistributedDataParallel.
     ExecutionError
-        If what a layer returns cannot be detached, or a layer changes the arguments in place.
+        If what a layer returns cannot be detached, or a layer changes the arguments in place,
+        or attributes that are neither parameters nor buffers.
     InvalidOptionError
         If the layers are not a sequence of callables, an `nn.Sequential` does more than call
         them in turn, or the size of the optimizer's state cannot be found.
@@ -162,6 +166,9 @@ def profile(
     CaptureError, ExecutionError, InvalidOptionError
         As `profile_layers`.
     """
+    for module in layers if isinstance(layers, Sequence) else (layers,):
+        if isinstance(module, nn.Module):
+            check_unwrapped(module)
     parts = name_parts(layers, loss)
     arguments = (tuple(args), dict(kwargs or {}))
     with _restored([part for _, part in parts]), kept_generators():
@@ -276,7 +283,12 @@ class _Measurer:
     def _measure(self, number: int, state: State, incoming: Gradients) -> tuple[_Costs, Gradients]:
         link = self.links[number]
         costs = _Costs()
+        attributes = Attributes((link.name, module) for module in link.modules)
         link.find_grad_mode(state)
+        # Numbers that were others in the two runs, and changed no bit of what these made, only count.
+        kept = [name for name, value in attributes.changed().items() if link.needs_grad_mode or not is_number(value)]
+        if kept:
+            raise ExecutionError(describe_kept(kept))
         if self.timed:
             self._time(link, state, incoming, self.trained[number], costs)
         gradients = self._weigh(link, state, incoming, self.trained[number], costs)
@@ -448,16 +460,14 @@ def _is_laid_out_alike(gradient: Tensor, parameter: Tensor) -> bool:
 
 @contextlib.contextmanager
 def _restored(parts: Iterable[LayerFunction]) -> Iterator[None]:
-    """Restore the buffers of these layers afterwards."""
+    """Restore the buffers and other attributes of these layers afterwards."""
     modules = dict.fromkeys(module for part in parts if isinstance(part, nn.Module) for module in part.modules())
-    before = [(module, dict(module._buffers)) for module in modules]
-    values = {b: b.detach().clone() for _, buffers in before for b in buffers.values() if b is not None}
+    attributes = Attributes(("", module) for module in modules)
+    values = {b: b.detach().clone() for module in modules for b in module._buffers.values() if b is not None}
     try:
         yield
     finally:
-        for module, buffers in before:
-            module._buffers.clear()
-            module._buffers.update(buffers)
+        attributes.restore()
         with torch.no_grad():
             for buffer, value in values.items():
                 buffer.copy_(value)
