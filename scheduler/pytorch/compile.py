@@ -156,7 +156,7 @@ class Backend:
         args = [int(value) if isinstance(value, torch.SymInt) else value for value in inputs]
         if not needs_gradients(module):
             return self._without_plan(module, inputs)
-        graph = CompiledGraph(module, args)
+        graph = CompiledGraph(module, args, self._shares.graphs)
         if self._compiler == "eager":
             return self._eager(graph, module, args)
         return self._inductor(graph, module, inputs)
@@ -222,6 +222,11 @@ class Backend:
         for flight in self._in_flight:
             first = flight.graph
             why = first.graph_break or "the compiled code runs more than once before its backward"
+            if first.name == graph.name and first.piece != graph.piece:
+                why = (
+                    "TorchDynamo cut one graph at the buckets of DistributedDataParallel, unless"
+                    " torch._dynamo.config.optimize_ddp is False"
+                )
             raise ExecutionError(
                 f"the budget is for one planned graph, and graph {graph.name} ({graph.place}) begins while what"
                 f" graph {first.name} ({first.place}) keeps for its backward is held: {why}. Compile the whole step"

@@ -66,6 +66,9 @@ class CompiledGraph:
         As in `PlannedGraph`.
     frame : str
         The same for all compilations of one piece of code.
+    piece : int
+        Which of the graphs of one compilation, counted from 0: TorchDynamo cuts a graph at the
+        buckets of DistributedDataParallel.
     resident : dict of int to int
         Bytes of each storage among the inputs.
     graph : Graph
@@ -83,10 +86,11 @@ class CompiledGraph:
     plan: Plan | None = None
     most_in_flight = 1
 
-    def __init__(self, module: fx.GraphModule, args: Sequence[object]) -> None:
+    def __init__(self, module: fx.GraphModule, args: Sequence[object], earlier: Sequence[CompiledGraph]) -> None:
         number = torch._guards.CompileContext.current_compile_id()
         self.name = str(number)
-        self.frame = self.name.partition("/")[0]
+        self.piece = sum(other.name == self.name for other in earlier)
+        self.frame = f"{self.name.partition('/')[0]}.{self.piece}"
         self.place = _place_of(module)
         self.graph_break = _break_of(module)
         tensors = [value for value in args if isinstance(value, Tensor)]

@@ -1,8 +1,9 @@
 """Give Inductor a plan: split AOTAutograd's joint graph into a forward and a backward as a schedule says.
 
 Inductor asks a partitioner which values the forward saves and what the backward computes
-again; it compiles both graphs as they are, so both are the plan's. The order within each,
-what is fused, and so the peak within the backward are Inductor's.
+again; it compiles both graphs as they are, in the layouts that they have, so both are the
+plan's. The order within each, what is fused, and so the peak within the backward are
+Inductor's.
 
 Random draws run once and are saved. A tensor that the step changes in place, and whose old
 value the backward reads, is copied before the change.
@@ -76,7 +77,8 @@ def compile_with_inductor(
     from torch._inductor.compile_fx import compile_fx
 
     with (
-        config.patch(custom_partitioner_fn=_Partitioner(partition)),
+        # Changed layouts would save copies of inputs and weights that no plan counts.
+        config.patch(custom_partitioner_fn=_Partitioner(partition), layout_optimization=False),
         autograd_config.patch(enable_autograd_cache=False),
     ):
         return cast("Callable[..., Sequence[object]]", compile_fx(module, inputs))  # type: ignore[arg-type]

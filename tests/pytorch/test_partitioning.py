@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from test_executor import batch, mean_square
+from regression import batch, mean_square
 from torch import Tensor, nn
 
 from scheduler.pytorch import backend
@@ -14,14 +14,10 @@ from scheduler.pytorch.memory import resident_tensors, storage_bytes
 from scheduler.simulator import simulate
 
 # Importing Inductor warns of its own use of torch.jit.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated:DeprecationWarning"),
+]
 
 
 class Changing(nn.Module):
@@ -60,7 +56,7 @@ def test_a_buffer_read_and_then_changed_gives_the_gradients_of_autograd_at_each_
     torch.manual_seed(0)
     module = Changing().double()
     plain = copy.deepcopy(module)
-    planned = backend("80%", compiler="inductor", solver="greedy", time_limit=5.0)
+    planned = backend("80%", compiler="inductor", solver="greedy", time_limit=2.0)
     compiled = torch.compile(module, backend=planned)
     held = []
     for size in (256, 192):
@@ -76,6 +72,33 @@ def test_a_buffer_read_and_then_changed_gives_the_gradients_of_autograd_at_each_
         assert sum(simulate(graph.plan.graph, graph.plan.schedule).recomputed.values()) > 0
 
 
+class Convolving(nn.Module):
+    """A residual block; Inductor would save its input and weights in another layout than that in which they stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mean_square(torch.relu(x + self.second(torch.relu(self.norm(self.first(x))))))
+
+
+def test_convolutions_save_what_is_planned_and_no_copies_in_another_layout():
+    torch.manual_seed(0)
+    module = Convolving().double()
+    plain = copy.deepcopy(module)
+    planned = backend("100%", compiler="inductor", solver="save-all")
+    x = batch(4, 4, 16, 16).double()
+    losses = [torch.compile(module, backend=planned)(x), plain(x)]
+    (graph,) = planned.plans
+    assert held_bytes(losses[0], module, x) == graph.boundary_bytes
+    for loss in losses:
+        loss.backward()
+    check_gradients(module, plain)
+
+
 def test_random_draws_are_those_of_inductor_and_are_not_drawn_again():
     torch.manual_seed(0)
     module = Changing(dropout=0.4).double()
@@ -85,7 +108,7 @@ def test_random_draws_are_those_of_inductor_and_are_not_drawn_again():
     with torch.no_grad():
         module.shift.zero_()  # so that stock Inductor, which reads it changed, is right too
         reference.shift.zero_()
-    planned = backend("80%", compiler="inductor", solver="greedy", time_limit=5.0)
+    planned = backend("80%", compiler="inductor", solver="greedy", time_limit=2.0)
     for compiled in (torch.compile(module, backend=planned), torch.compile(reference)):
         torch.manual_seed(1)
         losses.append(compiled(x))
