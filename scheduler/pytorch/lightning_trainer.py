@@ -6,7 +6,7 @@ from typing import Unpack
 
 from scheduler.errors import InvalidOptionError, MissingExtraError
 from scheduler.plan import Plan
-from scheduler.pytorch.trainers import ForwardOptions, PlannedForward
+from scheduler.pytorch.trainers import ForwardOptions, PlannedForward, with_buckets
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,9 +18,10 @@ class LightningCallback(Callback):
     """Train a `LightningModule`, or a part of it, within a memory budget.
 
     The plan is made when the forward of that part is first called in training; the
-    optimizer's state and, with gradient accumulation, existing gradients count. What
-    `training_step` computes from what the forward returns, the loss above all, is not in the
-    plan: leave room for it with `reserve=`.
+    optimizer's state and, with gradient accumulation, existing gradients count; among several
+    processes the buckets in which gradients are reduced do too. What `training_step` computes
+    from what the forward returns, the loss above all, is not in the plan: leave room for it
+    with `reserve=`.
 
     Parameters
     ----------
@@ -55,12 +56,14 @@ class LightningCallback(Callback):
             raise InvalidOptionError(
                 f"a plan counts the state of one optimizer, and there are {len(trainer.optimizers)}"
             )
+        are_gradients = getattr(trainer.strategy.model, "gradient_as_bucket_view", True)
+        options = self.options if are_gradients else with_buckets(self.options, pl_module)
         self.forward = PlannedForward(
             pl_module.get_submodule(self.module),
             self.budget,
             optimizer=trainer.optimizers[0],
             existing_gradients=trainer.accumulate_grad_batches > 1,
-            **self.options,
+            **options,
         )
 
     def on_train_batch_end(self, *_: object, **__: object) -> None:

@@ -23,6 +23,7 @@ from scheduler.pytorch.costs import Costs
 from scheduler.pytorch.distributed import share_plan
 from scheduler.pytorch.executor import CheckpointedModule, OnMismatch, checkpointed
 from scheduler.pytorch.tracing import trace
+from scheduler.units import parse_bytes
 
 
 class ForwardOptions(SolveOptions, total=False):
@@ -106,7 +107,7 @@ class PlannedForward:
     def plan(self, body: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> CheckpointedModule:
         """Return the module's own forward under a plan for this call."""
         options: dict[str, Any] = dict(self.options)
-        is_shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        is_shared = _are_several()
         is_made = not isinstance(self.budget, Plan)
         on_mismatch = options.pop("on_mismatch", "plan" if is_made and not is_shared else "error")
         if is_made:
@@ -128,6 +129,28 @@ class PlannedForward:
             return make_plan(trace(body, args, kwargs, loss=self.loss, **options), self.budget, **solving)
 
         return checkpointed(body, share_plan(make), args, kwargs, loss=self.loss, on_mismatch=on_mismatch)
+
+
+def with_buckets(options: ForwardOptions, module: nn.Module) -> ForwardOptions:
+    """Return options that also reserve what reducing gradients among several processes takes.
+
+    DistributedDataParallel keeps as many bytes in its buckets as the gradients have, beside
+    them unless `gradient_as_bucket_view` is set.
+
+    Parameters
+    ----------
+    options : ForwardOptions
+    module : nn.Module
+        All that is trained.
+    """
+    if not _are_several():
+        return options
+    gradients = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    return {**options, "reserve": parse_bytes(options.get("reserve", 0)) + gradients}
+
+
+def _are_several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class _Body(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from scheduler.errors import InvalidOptionError, MissingExtraError
 from scheduler.plan import Plan
 from scheduler.pytorch.executor import CheckpointedModule
-from scheduler.pytorch.trainers import ForwardOptions, PlannedForward
+from scheduler.pytorch.trainers import ForwardOptions, PlannedForward, with_buckets
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -23,8 +23,9 @@ class TransformersCallback(TrainerCallback):
     """Train the model of a `transformers.Trainer` within a memory budget.
 
     The plan is made at the first batch, with the model's own loss in it; the optimizer's
-    state and, with gradient accumulation, existing gradients count. Evaluation runs without
-    a plan. Pad to a few lengths: each other shape needs a plan of its own.
+    state and, with gradient accumulation, existing gradients count; among several processes
+    the buckets in which gradients are reduced do too. Evaluation runs without a plan. Pad to
+    a few lengths: each other shape needs a plan of its own.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ class TransformersCallback(TrainerCallback):
             wrap=lambda loss: ModelOutput(loss=loss),  # type: ignore[no-untyped-call]
             optimizer=getattr(optimizer, "optimizer", optimizer),
             existing_gradients=args.gradient_accumulation_steps > 1,
-            **self.options,
+            **with_buckets(self.options, kwargs["model"]),
         )
 
     def on_step_end(self, *_: object, **__: object) -> None:

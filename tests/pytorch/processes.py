@@ -37,6 +37,7 @@ def run_on_processes(work: Work, *args: object, count: int = 2) -> list[Any]:
 
 def _run(rank: int, count: int, port: int, work: Work, args: tuple[object, ...], answers: Any) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ |= _as_torchrun_sets(rank, count, port)
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=count, timeout=timedelta(seconds=60)
@@ -47,6 +48,12 @@ def _run(rank: int, count: int, port: int, work: Work, args: tuple[object, ...],
         answer = (False, traceback.format_exc())
     answers.put((rank, answer))
     dist.destroy_process_group()
+
+
+def _as_torchrun_sets(rank: int, count: int, port: int) -> dict[str, str]:
+    """Return the environment by which trainers find their process group."""
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
 
 
 def _free_port() -> int:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import scheduler as sc
 from scheduler.errors import CaptureError, ExecutionError
 from scheduler.plan import Plan
-from scheduler.pytorch import checkpointed, trace
+from scheduler.pytorch import backend, checkpointed, profile_layers, trace
 from scheduler.pytorch.distributed import share_plan
 from scheduler.pytorch.memory import allocator_peak, storage_bytes
 from scheduler.pytorch.trainers import PlannedForward
@@ -137,7 +137,7 @@ def sharded(rank: int) -> dict[str, object]:
 
     def make() -> Plan:
         graph = trace(model[1], example, costs="flops", workspaces=True, reserve=shards + gathered + scattered)
-        made.extend(sc.plan_stages([graph], "60%", BLOCKS, time_limit=4.0))
+        made.extend(sc.plan_stages([graph], "60%", BLOCKS, time_limit=2.0))
         return made[0].plan
 
     plan = share_plan(make if rank == 0 else not_called)
@@ -152,7 +152,7 @@ def sharded_and_frozen(rank: int) -> dict[str, object]:
     model, example = network(frozen=True), (torch.randn(ROWS, WIDTH, requires_grad=True),)
 
     def make() -> Plan:
-        (stage,) = sc.plan_stages([trace(model[1], example, costs="flops")], "60%", BLOCKS, time_limit=4.0)
+        (stage,) = sc.plan_stages([trace(model[1], example, costs="flops")], "60%", BLOCKS, time_limit=2.0)
         return stage.plan
 
     plan = share_plan(make if rank == 0 else not_called)
@@ -283,7 +283,77 @@ def as_in_readme(rank: int) -> dict[str, object]:
     return {**train(rank, names["module"]), "digest": names["planned"].plan.digest}
 
 
-WORK = (as_in_readme, replicated, sharded, sharded_and_frozen, meeting, sharing, in_place_of_forward)
+def compiled(rank: int) -> dict[str, object]:
+    """Train a compiled model under DistributedDataParallel; then compile around it."""
+    fast = {"solver": "greedy", "time_limit": 5.0}
+    made, around = backend("60%", **fast), backend("60%", **fast)
+    found = train(rank, DistributedDataParallel(torch.compile(network(), backend=made)), mean_square)
+    (graph,) = made.plans
+    outside = train(rank, torch.compile(DistributedDataParallel(network()), backend=around), mean_square)
+    return {
+        **found,
+        "digest": str(graph.plan.schedule),
+        "recomputed": sum(graph.plan.simulation.recomputed.values()),
+        "outside": (outside["losses"], len(around.plans)),
+    }
+
+
+def cut_at_buckets(rank: int) -> dict[str, object]:
+    """Compile a model whose gradients fill several buckets, of which the first holds at least a MiB."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), *(nn.Tanh() for _ in range(4))) for _ in range(3)))
+    x = torch.randn(512, 512)
+
+    def run(**options: object) -> dict[str, object]:
+        torch._dynamo.reset()
+        made = backend(**options)
+        module = DistributedDataParallel(torch.compile(model, backend=made), bucket_cap_mb=1)
+        losses: list[float] = []
+        error = error_of(lambda: losses.append(mean_square(module(x)).item()))
+        plans = [graph.plan for graph in made.plans]
+        return {
+            "error": error,
+            "losses": losses,
+            "count": len(plans),
+            "needs": sum(plan.baseline_peak_bytes - plan.graph.resident_bytes for plan in plans),
+            "free": sum(plan.budget_bytes - plan.graph.resident_bytes for plan in plans),
+        }
+
+    whole = run(budget="100%", solver="save-all", graph_breaks="share")
+    beside = storage_bytes([*model.parameters(), x]) + (whole["count"] - 1) * x.nbytes  # what one hands to the next
+    return {
+        "plain": mean_square(model(x)).item(),
+        "whole": whole,
+        "refused": run(budget="100%", solver="save-all"),
+        "shared": run(budget=beside + whole["needs"] * 4 // 5, solver="greedy", graph_breaks="share"),
+    }
+
+
+def wrapped(rank: int) -> dict[str, dict[str, str]]:
+    """Plan around modules that are wrapped already."""
+
+    def errors(module: nn.Module, layers: list[nn.Module]) -> dict[str, str]:
+        args = (share(0, rank),)
+        return {
+            "auto": error_of(lambda: checkpointed(module, "60%", args, loss=mean_square)),
+            "layers": error_of(lambda: checkpointed(module, "60%", args, loss=mean_square, granularity="layers")),
+            "list": error_of(lambda: profile_layers(layers, args, loss=mean_square)),
+        }
+
+    replica, block = DistributedDataParallel(network()), DistributedDataParallel(network()[0])
+    gathered = fully_shard(network())
+    gathered.unshard()  # its parameters are no DTensors now
+    found = errors(fully_shard(network()), [*in_units(network())])
+    return {
+        "replicated": errors(replica, [block, nn.Tanh()]),
+        "sharded": {**found, "gathered": error_of(lambda: checkpointed(gathered, "60%", (share(0, rank),)))},
+    }
+
+
+WORK = (
+    *(as_in_readme, replicated, sharded, sharded_and_frozen, meeting, sharing, in_place_of_forward),
+    *(compiled, cut_at_buckets, wrapped),
+)
 
 
 def do_all(rank: int) -> dict[str, dict[str, object]]:
@@ -297,7 +367,10 @@ def outcome() -> Callable[[Callable[..., object]], list[dict[str, object]]]:
     return lambda work: [answers[work.__name__] for answers in found]
 
 
-@pytest.mark.parametrize("work", [as_in_readme, replicated, sharded, sharded_and_frozen, in_place_of_forward])
+FOLLOWING = (as_in_readme, replicated, sharded, sharded_and_frozen, in_place_of_forward, compiled)
+
+
+@pytest.mark.parametrize("work", FOLLOWING)
 def test_processes_follow_one_plan_and_train_as_one_process_does(outcome, work):
     one, other = outcome(work)
     assert one["digest"] == other["digest"]
@@ -366,3 +439,27 @@ def test_what_goes_wrong_on_one_process_is_known_to_all(outcome):
 def test_a_plan_is_shared_in_a_process_group_only():
     with pytest.raises(ExecutionError, match="no process group"):
         share_plan(not_called)
+
+
+def test_a_model_compiled_inside_of_ddp_follows_a_plan(outcome):
+    for found in outcome(compiled):
+        assert found["recomputed"] > 0
+        assert found["outside"] == (found["losses"], 0)  # around it TorchDynamo skips what is torch's own code
+
+
+def test_a_graph_that_is_cut_at_buckets_is_refused_or_shares_the_budget(outcome):
+    for found in outcome(cut_at_buckets):
+        assert "unless torch._dynamo.config.optimize_ddp is False" in found["refused"]["error"]
+        whole, shared = found["whole"], found["shared"]
+        assert not shared["error"]
+        assert shared["losses"] == pytest.approx([found["plain"]])
+        assert whole["count"] == shared["count"] > 1
+        assert shared["free"] <= whole["needs"] * 4 // 5
+
+
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+def test_wrapping_before_planning_is_refused_with_the_right_order(outcome, kind):
+    for errors in outcome(wrapped):
+        for found in errors[kind].values():
+            assert found.startswith("CaptureError: ")
+            assert {"replicated": "plan before wrapping", "sharded": "plan before sharding"}[kind] in found

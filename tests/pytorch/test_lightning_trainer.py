@@ -93,7 +93,9 @@ def batches() -> DataLoader:
     return DataLoader(TensorDataset(images, labels), batch_size=ROWS)
 
 
-def train(folder: Path, model: lightning.LightningModule, *callbacks: object, steps: int = STEPS) -> None:
+def train(
+    folder: Path, model: lightning.LightningModule, *callbacks: object, steps: int = STEPS, **arguments: object
+) -> None:
     trainer = lightning.Trainer(
         default_root_dir=folder,
         accelerator="cpu",
@@ -103,6 +105,7 @@ def train(folder: Path, model: lightning.LightningModule, *callbacks: object, st
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **arguments,
     )
     trainer.fit(model, batches())
 
