@@ -1,7 +1,9 @@
 """From a captured step and a schedule to Python code: one forward and a list of backward segments.
 
 The code does what the schedule says, verb by verb: a `Compute` becomes a call, a `Free`
-becomes `name = None`. Nothing interprets it at run time.
+becomes `name = None`. Nothing interprets it at run time. A segment ends where the schedule
+adds gradients to existing ones; where it does not, after a group of gradients that neither it
+nor their parameters are read any more.
 
 A random operation draws from the global generator in its first run; later runs set the
 generator to the state kept before, and set it back. Batch norm updates its running
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import keyword
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -31,12 +34,19 @@ from scheduler.pytorch.lowering import (
     Tangents,
     Update,
     default_generator,
+    group_gradients,
 )
 from scheduler.pytorch.operators import aten
 from scheduler.pytorch.tracing import Capture
 from scheduler.schedule import Compute, Free, Schedule
 
 Code = Callable[..., tuple[list[Tensor], ...]]
+Verbs = Sequence[tuple[int, str]]
+"""The operation that each verb runs, or -1 and the tensor that it frees."""
+
+
+_HANDED_AT_ONCE = 2**20
+"""Bytes of gradients that are worth a segment of their own: those of DistributedDataParallel's first bucket."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +240,7 @@ class _Generator:
             if i >= 0 and self.graph.operations[i].phase == "backward"
         )
         forward_part = self._emit(self.verbs[:boundary])
-        parts = [self._emit(verbs) for verbs in self._split(self.verbs[boundary:])]
+        parts = [self._emit(verbs, gradients) for verbs, gradients in self._split(self.verbs[boundary:])]
         segments = self._segments(parts)
         outputs = self.capture.lowered.output_tensors
         returned = tuple(name if name in self.resident else f"{name}:returned" for name in outputs)
@@ -238,17 +248,50 @@ class _Generator:
         tangents = next(x for x in self.capture.instructions if isinstance(x, Tangents))
         return Program(forward, segments, outputs, tangents)
 
-    def _split(self, verbs: Sequence[tuple[int, str]]) -> list[Sequence[tuple[int, str]]]:
-        """Cut after each run that hands gradients over and what is freed then."""
+    def _split(self, verbs: Verbs) -> list[tuple[Verbs, tuple[int, ...]]]:
+        """Cut after each run that is followed by handing gradients over, and what is freed then."""
+        handed = self._handed_by_schedule(verbs) or self._handed_when_spent(verbs)
         parts = []
         start = 0
+        for position in sorted(handed):
+            later = range(position + 1, len(verbs))
+            end = next((other for other in later if verbs[other][0] >= 0), len(verbs))
+            parts.append((verbs[start:end], handed[position]))
+            start = end
+        return [*parts, (verbs[start:], ())] if start < len(verbs) else parts
+
+    def _handed_by_schedule(self, verbs: Verbs) -> dict[int, tuple[int, ...]]:
+        """Return the gradients that the schedule itself hands over, by the position of the run."""
+        runs = {position: self.capture.instructions[i] for position, (i, _) in enumerate(verbs) if i >= 0}
+        return {position: run.gradients for position, run in runs.items() if isinstance(run, Accumulate)}
+
+    def _handed_when_spent(self, verbs: Verbs) -> dict[int, tuple[int, ...]]:
+        """Return groups of gradients by the position of the run after which they may go.
+
+        By then nothing reads a gradient or its parameter any more, so hooks may change both.
+        Gradients of inputs, and those that lie on the memory of other results, stay to the end.
+        All are results of the step, so the memory is the same.
+        """
+        joint, tensors = self.capture.joint, self.capture.lowered.gradient_tensors
+        placeholders = {node: name for name, node in self.capture.lowered.resident.items()}
+        last: dict[str | None, int] = {}
         for position, (i, _) in enumerate(verbs):
-            if i >= 0 and isinstance(self.capture.instructions[i], Accumulate):
-                later = range(position + 1, len(verbs))
-                end = next((other for other in later if verbs[other][0] >= 0), len(verbs))
-                parts.append(verbs[start:end])
-                start = end
-        return [*parts, verbs[start:]] if start < len(verbs) else parts
+            if i >= 0:
+                operation = self.graph.operations[i]
+                last |= {self.storage[tensor]: position for tensor in (*operation.inputs, *operation.outputs)}
+        holders = Counter(self.storage[tensor] for tensor in (*tensors, *{*self.graph.results}.difference(tensors)))
+        spent = {
+            i: max(last[self.storage[tensor]], last.get(self.storage[placeholders[trained]], -1))
+            for i, ((trained, _), tensor) in enumerate(zip(joint.gradients, tensors, strict=True))
+            if joint.sources[trained].kind != "input"
+            and holders[self.storage[tensor]] == 1
+            and self.storage[tensor] in last
+        }
+        sizes = {i: self.graph.tensor(tensors[i]).size_bytes for i in spent}
+        handed: dict[int, tuple[int, ...]] = {}
+        for group in group_gradients(spent, sizes, least=_HANDED_AT_ONCE)[:-1]:  # the last goes with the rest
+            handed[spent[group[-1]]] = handed.get(spent[group[-1]], ()) + group
+        return handed
 
     def _find_elided_snapshots(self) -> None:
         results = set(self.graph.results)
@@ -271,30 +314,27 @@ class _Generator:
             if last_read < written and not views & results:
                 self.elided[instruction.tensor] = instruction.source
 
-    def _emit(self, verbs: Sequence[tuple[int, str]]) -> _Part:
-        """Return the code for these verbs."""
+    def _emit(self, verbs: Verbs, gradients: tuple[int, ...] = ()) -> _Part:
+        """Return the code for these verbs, after which these gradients are handed over."""
         lines: list[str] = []
         self.reads = {}
         self.made = set()
         before = list(self.live)
         freed: list[str] = []
-        gradients: tuple[int, ...] = ()
         for i, tensor in verbs:
             if i < 0:
                 if tensor in self.live:
                     del self.live[tensor]
-                    if not gradients:  # else returning lets go of it
-                        freed.append(self.variables[tensor])
+                    freed.append(self.variables[tensor])
                 continue
             if freed:
                 lines.append(" = ".join([*freed, "None"]))
                 freed = []
             lines += self._emit_operation(i)
             self.done[i] += 1
-            instruction = self.capture.instructions[i]
-            if isinstance(instruction, Accumulate):
-                gradients = instruction.gradients
-        if freed:
+        for gradient in gradients:
+            self._read(self.capture.lowered.gradient_tensors[gradient])
+        if freed and not gradients:  # else returning lets go of it
             lines.append(" = ".join([*freed, "None"]))
         return _Part(lines, before, self.reads, self.made, gradients)
 
@@ -319,8 +359,6 @@ class _Generator:
         if isinstance(instruction, Return):
             return [f"{self._make(f'{value}:returned')} = {self._read(value)}" for value in instruction.values]
         if isinstance(instruction, Accumulate):
-            for gradient in instruction.gradients:
-                self._read(self.capture.lowered.gradient_tensors[gradient])
             return []
         return self._emit_tangents(instruction)
 

@@ -321,13 +321,17 @@ class _Run:
 
 
 class _LayerNode(torch.autograd.Function):
-    """The autograd node of one layer; the order of the nodes passes from one to the next as an empty tensor."""
+    """The autograd node of one layer.
+
+    The order of the nodes passes from one to the next as an empty tensor, on the device of the
+    gradients: there autograd accumulates those of one layer before it begins the next.
+    """
 
     @staticmethod
     def forward(ctx, run, position, outputs, token, *roots):  # type: ignore[no-untyped-def]
         ctx.set_materialize_grads(False)
         ctx.run, ctx.position = run, position
-        return outputs or torch.empty(0)
+        return outputs or torch.empty(0, device=(roots[0] if token is None else token).device)
 
     @staticmethod
     def backward(ctx, *incoming):  # type: ignore[no-untyped-def]

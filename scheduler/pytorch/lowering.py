@@ -1,6 +1,7 @@
 """From the joint graph to operations over tensors, and what each operation runs.
 
-One operation per call, in trace order. Six kinds of operation exist only here:
+One operation per call, in trace order; one that writes over its input (see `reuse`) runs once.
+Six kinds of operation exist only here:
 
 - `rng state N` keeps the generator's state for random call N, so that it can run again;
 - `snapshot:NAME` keeps the old value of a tensor that the step changes in place;
@@ -17,7 +18,7 @@ tokens: tensors of zero bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -42,8 +43,10 @@ from scheduler.pytorch.operators import (
     may_overwrite_input,
     nodes_in,
     output_values,
+    owner,
     storage_key,
 )
+from scheduler.pytorch.reuse import find_reuses
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,7 @@ class _Lowering:
         self.mutations = [(old, new) for old, new in joint.mutations if old not in kept]
         calls = [node for node in joint.module.graph.nodes if node.op == "call_function" and not is_getitem(node)]
         backward = self._backward_nodes(calls)
+        self.reuses = {} if joint.functional else find_reuses(joint.module.graph, backward)
         resident = self._add_resident()
         updates = self._updates_after(calls, backward)
         for node in calls:
@@ -286,11 +290,11 @@ class _Lowering:
         late = set(self.joint.tangents)
         for node in calls:
             if node.meta.get("partitioner_tag") == "is_backward" or any(
-                _owner(argument) in late for argument in node.all_input_nodes
+                owner(argument) in late for argument in node.all_input_nodes
             ):
                 late.add(node)
         for node in (*self.joint.outputs, *(new for _, new in self.joint.mutations)):
-            if _owner(node) in late:
+            if owner(node) in late:
                 raise CaptureError(f'output or buffer "{node.name}" is made in the backward: it cannot be planned')
         return late
 
@@ -328,18 +332,12 @@ class _Lowering:
     def _groups_to_accumulate(self, calls: list[fx.Node]) -> dict[fx.Node | None, list[tuple[int, ...]]]:
         """Return the groups of gradients to hand over, by the call that makes the last of each."""
         place = {node: position for position, node in enumerate(calls)}
-        made = {i: place.get(_owner(self.joint.gradients[i][1]), -1) for i in self.existing_gradients}
+        made = {i: place.get(owner(self.joint.gradients[i][1]), -1) for i in self.existing_gradients}
         sizes = {i: self.tensors[name].size_bytes for i, name in self.existing_gradients.items()}
-        limit = sum(sizes.values()) * ACCUMULATED_AT_ONCE
-        groups: list[list[int]] = []
-        for i in sorted(made, key=made.__getitem__):
-            if not groups or sizes[i] + sum(sizes[j] for j in groups[-1]) > limit:
-                groups.append([])
-            groups[-1].append(i)
         after: dict[fx.Node | None, list[tuple[int, ...]]] = {}
-        for group in groups:
+        for group in group_gradients(made, sizes):
             last = made[group[-1]]
-            after.setdefault(calls[last] if last >= 0 else None, []).append(tuple(group))
+            after.setdefault(calls[last] if last >= 0 else None, []).append(group)
         return after
 
     def _add_accumulations(self, groups: Iterable[tuple[int, ...]], begin: str) -> None:
@@ -362,7 +360,7 @@ class _Lowering:
         position = {node: i for i, node in enumerate(calls)}
         after: dict[fx.Node | None, list[tuple[fx.Node, fx.Node]]] = {}
         for old, new in self.mutations:
-            needs = [_owner(new), *(user for user in self._readers(old) if user not in backward)]
+            needs = [owner(new), *(user for user in self._readers(old) if user not in backward)]
             known = [node for node in needs if node in position]
             last = max(known, key=position.__getitem__) if known else None
             after.setdefault(last, []).append((old, new))
@@ -420,6 +418,10 @@ class _Lowering:
         if may_overwrite_input(node) and not self.joint.functional:
             target = IN_PLACE[node.target]  # type: ignore[index]
             self.storage_of[storage_key(node.meta["val"])] = self._storage_of(node.args[0])
+        args, kwargs, reuse = node.args, node.kwargs, self.reuses.get(node)
+        if reuse is not None:
+            target, args, kwargs = reuse.target, reuse.args, reuse.kwargs
+            self.storage_of[storage_key(node.meta["val"])] = self._storage_of(reuse.source)
         outputs: list[str | None] = []
         for i, value in enumerate(values):
             getitem = made.get(i)
@@ -443,15 +445,15 @@ class _Lowering:
         call = Call(
             node=node,
             target=target,  # type: ignore[arg-type]
-            args=self._with_refs(node.args),  # type: ignore[arg-type]
-            kwargs=self._with_refs(node.kwargs),  # type: ignore[arg-type]
+            args=self._with_refs(args),  # type: ignore[arg-type]
+            kwargs=self._with_refs(kwargs),  # type: ignore[arg-type]
             outputs=tuple(outputs),
             has_several=several,
             state=state,
             device=device,
             batch_norm=norm,
         )
-        repeatable = not meets and (not draws or (phase == "forward" and state is not None))
+        repeatable = not meets and reuse is None and (not draws or (phase == "forward" and state is not None))
         self._add(name, call, tuple(inputs), tuple(made_tensors), phase=phase, repeatable=repeatable)
         if state is not None or norm is not None:
             self.required.append(name)
@@ -547,6 +549,28 @@ class _Lowering:
         return fx.map_arg(cast("Argument", arguments), replace)
 
 
+def group_gradients(ready: Mapping[int, int], sizes: Mapping[int, int], *, least: int = 0) -> list[tuple[int, ...]]:
+    """Return the gradients that leave the backward together, in the order in which they can.
+
+    Parameters
+    ----------
+    ready : mapping of int to int
+        The moment from which each gradient can.
+    sizes : mapping of int to int
+        Bytes of each.
+    least : int
+        As many bytes may wait in any case.
+    """
+    limit = max(least, sum(sizes[i] for i in ready) * ACCUMULATED_AT_ONCE)
+    groups: list[tuple[int, ...]] = []
+    for i in sorted(ready, key=ready.__getitem__):
+        if groups and sizes[i] + sum(sizes[j] for j in groups[-1]) <= limit:
+            groups[-1] += (i,)
+        else:
+            groups.append((i,))
+    return groups
+
+
 _NATIVE_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _SCALAR_BYTES = 8
 
@@ -556,11 +580,6 @@ def _is_private(node: fx.Node, old: object, new: fx.Node | None) -> bool:
     if not isinstance(old, fx.Node) or new is None:
         return False
     return set(old.users) == {node} and all(user.op == "output" for user in new.users)
-
-
-def _owner(node: fx.Node) -> fx.Node:
-    """Return the call that makes a node's value."""
-    return node.args[0] if is_getitem(node) else node  # type: ignore[return-value]
 
 
 def default_generator(device: torch.device) -> torch.Generator:

@@ -252,7 +252,16 @@ def measure(
     )
 
 
-def measure_times(steps: Mapping[str, Step], repeats: int) -> dict[str, list[float]]:
+def now() -> float:
+    """Return the clock in seconds, once the device has finished what it was given."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure_times(
+    steps: Mapping[str, Step], repeats: int, *, clock: Callable[[], float] = now
+) -> dict[str, list[float]]:
     """Return the times of each step in seconds, run in turn so that noise falls on all alike.
 
     Parameters
@@ -260,6 +269,8 @@ def measure_times(steps: Mapping[str, Step], repeats: int) -> dict[str, list[flo
     steps : mapping of str to callable
     repeats : int
         Timed runs of each; one run of each before is not timed.
+    clock : callable
+        Returns seconds; `time.process_time` leaves out what other processes take.
 
     Returns
     -------
@@ -270,9 +281,9 @@ def measure_times(steps: Mapping[str, Step], repeats: int) -> dict[str, list[flo
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
-            start = now()
+            start = clock()
             step()
-            times[name].append(now() - start)
+            times[name].append(clock() - start)
     return times
 
 
@@ -285,13 +296,13 @@ def allocator_peak(step: Step) -> int:
 def allocator_peaks(steps: Sequence[Step]) -> list[int]:
     """Return the most bytes that each of several steps holds beyond what was allocated before it.
 
-    On CUDA this is the caching allocator's own peak; on the CPU the running sum of the
-    profiler's memory events, which are those of PyTorch's allocator: what libraries below
-    allocate by themselves (oneDNN's scratch memory, thread stacks) and what malloc rounds up
-    is not among them.
+    It is the running sum of the profiler's memory events, which are those of PyTorch's
+    allocator: on the CPU, what libraries below allocate by themselves (oneDNN's scratch memory,
+    thread stacks) and what malloc rounds up is not among them; on CUDA blocks count as large
+    as the caching allocator makes them. Only the accelerator's memory counts for a step that
+    uses one. Unlike the allocator's own peak, the sum does not start from what the step lets
+    go of at first, such as gradients of the step before.
     """
-    if torch.cuda.is_available():
-        return [_cuda_peak(step) for step in steps]
     profiler = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     )
@@ -314,15 +325,6 @@ def allocator_peaks(steps: Sequence[Step]) -> list[int]:
 _STEP = "scheduler step "
 
 
-def _cuda_peak(step: Step) -> int:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 @contextlib.contextmanager
 def _native_stderr_closed() -> Iterator[None]:
     """Send what native code writes to stderr to nowhere: the profiler announces its start and stop there."""
@@ -339,8 +341,8 @@ def _native_stderr_closed() -> Iterator[None]:
 _STDERR = 2
 
 
-_Allocation = tuple[int, int, int]
-"""Time in ns, address, and bytes: negative for a release."""
+_Allocation = tuple[int, int, int, bool]
+"""Time in ns, address, bytes (negative for a release), and whether on the CPU."""
 
 
 def _time_of(allocation: _Allocation) -> int:
@@ -354,11 +356,14 @@ def _within(span: _ProfilerEvent, allocations: Sequence[_Allocation]) -> Sequenc
     return allocations[begin:end]
 
 
-def _peak(allocations: Iterable[_Allocation]) -> int:
+def _peak(allocations: Sequence[_Allocation]) -> int:
     # A block allocated before the profile began is freed without having been counted.
     held: dict[int, int] = {}
     total = peak = 0
-    for _, pointer, size in allocations:
+    only_cpu = all(on_cpu for *_, on_cpu in allocations)
+    for _, pointer, size, on_cpu in allocations:
+        if on_cpu is not only_cpu:
+            continue
         if size > 0:
             held[pointer] = size
             total += size
@@ -382,12 +387,5 @@ def _allocations(events: Iterable[_ProfilerEvent]) -> list[_Allocation]:
     for event in events:
         fields = event.extra_fields
         if isinstance(fields, _ExtraFields_Allocation):
-            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size, fields.device.type == "cpu"))
     return found
-
-
-def now() -> float:
-    """Return the clock in seconds, once the device has finished what it was given."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()

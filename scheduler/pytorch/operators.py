@@ -145,6 +145,11 @@ def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
+def owner(node: fx.Node) -> fx.Node:
+    """Return the call that makes a node's value."""
+    return node.args[0] if is_getitem(node) else node  # type: ignore[return-value]
+
+
 def output_values(node: fx.Node) -> list[object]:
     """Return the fake values that a call returns, one per output."""
     value = node.meta["val"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor as TorchTensor
@@ -120,6 +122,19 @@ def trace(
     return capture(model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory).graph
 
 
+@contextlib.contextmanager
+def _garbage_left() -> Iterator[None]:
+    """Do not look for reference cycles: tracing makes many objects that stay, and each search goes through all."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_garbage_left()
 def capture(
     model: nn.Module,
     args: Sequence[object] = (),
@@ -149,6 +164,7 @@ def capture(
     return Capture(joint, with_costs(lowered, costs, workspaces=workspaces))
 
 
+@_garbage_left()
 def capture_graph(
     module: fx.GraphModule, args: Sequence[object], *, costs: Costs, memory: DeviceMemory = NOTHING_BESIDE
 ) -> Capture:

@@ -12,12 +12,11 @@ import csv
 import statistics
 import sys
 import time
-from collections.abc import Callable
 
 import torch
 
 from scheduler.pytorch import checkpointed
-from scheduler.pytorch.memory import training_step
+from scheduler.pytorch.memory import measure_times, training_step
 from scheduler.pytorch.models import make_model
 
 MODELS = {
@@ -29,13 +28,6 @@ MODELS = {
 REPEATS = 9
 
 
-def seconds(step: Callable[[], object]) -> float:
-    """CPU seconds of one step."""
-    start = time.process_time()
-    step()
-    return time.process_time() - start
-
-
 def ratio(name: str, repeats: int = REPEATS) -> float:
     """Median of the paired ratios of a model's step with the generated code over the plain one."""
     torch.set_num_threads(1)
@@ -45,9 +37,8 @@ def ratio(name: str, repeats: int = REPEATS) -> float:
     )
     plain_step = training_step(case.module, case.args, case.kwargs, loss=case.loss)
     planned_step = training_step(planned, case.args, case.kwargs)
-    for step in (plain_step, planned_step):
-        step()
-    return statistics.median(seconds(planned_step) / seconds(plain_step) for _ in range(repeats))
+    times = measure_times({"plain": plain_step, "planned": planned_step}, repeats, clock=time.process_time)
+    return statistics.median(planned / plain for plain, planned in zip(*times.values(), strict=True))
 
 
 if __name__ == "__main__":

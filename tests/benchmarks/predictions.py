@@ -20,7 +20,7 @@ import torch
 
 import scheduler as sc
 from scheduler.pytorch.executor import CheckpointedModule, build
-from scheduler.pytorch.memory import measure, resident_tensors, storage_bytes, training_step
+from scheduler.pytorch.memory import measure, measure_times, resident_tensors, storage_bytes, training_step
 from scheduler.pytorch.models import ModelCase, make_model
 from scheduler.pytorch.tracing import Capture, capture
 from scheduler.schedule import Schedule
@@ -52,13 +52,6 @@ COLUMNS = [
 ]
 
 
-def cpu_seconds(step: Callable[[], object]) -> float:
-    """CPU seconds of one step."""
-    start = time.process_time()
-    step()
-    return time.process_time() - start
-
-
 def planned_step(case: ModelCase, captured: Capture, schedule: Schedule) -> Callable[[], object]:
     """A training step that follows a schedule."""
     module: CheckpointedModule = build(case.module, captured, schedule, case.args, case.kwargs, loss=case.loss)
@@ -83,7 +76,8 @@ def rows(name: str, options: dict[str, object]) -> Iterator[list[object]]:
         assert answer.simulation is not None
         step = planned_step(case, captured, answer.schedule)
         measured = measure(step, resident=resident, repeats=1)
-        ratios = [cpu_seconds(step) / cpu_seconds(baseline) for _ in range(REPEATS)]
+        times = measure_times({"step": step, "baseline": baseline}, REPEATS, clock=time.process_time)
+        ratios = [own / other for own, other in zip(*times.values(), strict=True)]
         yield [
             name,
             answer.budget_bytes,

@@ -81,7 +81,7 @@ def test_a_compiled_model_trains_as_under_autograd_in_the_planned_memory_at_each
     if name == "hf-vit":
         module.model.config.problem_type = "single_label_classification"
     plain = copy.deepcopy(module)
-    watched = Watched(backend("90%", solver="greedy", time_limit=2.0))
+    watched = Watched(backend("90%", solver="greedy", time_limit=4.0))
     compiled = torch.compile(module, backend=watched, fullgraph=True)
     batches = [cases[0].batch(1), cases[1].batch(1), cases[0].batch(2)]
     check_equal(train(compiled, batches), renamed(train(plain, batches)))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -132,5 +134,7 @@ def test_steps_are_timed_in_turn():
     times = measure_times({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3)
     assert order == ["a", "b"] * 4
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3}
+    ticks = itertools.count(0.0, 0.5)
+    assert measure_times({"a": lambda: None}, 2, clock=lambda: next(ticks)) == {"a": [0.5, 0.5]}
     with pytest.raises(InvalidOptionError, match="repeats"):
         measure(lambda: None, repeats=0)
