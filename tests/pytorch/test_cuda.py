@@ -1,0 +1,199 @@
+"""On a GPU, run by `pytest -m gpu`: what is promised on the CPU, with the allocator's own peak as the referee."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from planning import check_equal, recompute_most, train
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from scheduler.pytorch import checkpointed, trace
+from scheduler.pytorch.benchmark import shortest_times
+from scheduler.pytorch.executor import build
+from scheduler.pytorch.memory import (
+    StorageTracker,
+    _peak,
+    allocator_peak,
+    resident_tensors,
+    storage_bytes,
+    training_step,
+)
+from scheduler.pytorch.models import ModelCase, make_model
+from scheduler.pytorch.tracing import capture
+from scheduler.simulator import simulate
+
+SIZES: dict[str, dict[str, object]] = {
+    "gpt2": {"layers": 8, "width": 512, "heads": 8, "length": 512, "batch_size": 16, "dropout": 0.1},
+    "resnet50": {"size": 160, "batch_size": 32},
+}
+ROUNDING = "64MiB"
+"""What the caching allocator may add by rounding, left to it: blocks are cut in steps of 512 bytes to 1 MiB."""
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is seen")
+models = pytest.mark.parametrize("name", SIZES)
+
+
+def on_device(name: str) -> tuple[nn.Module, tuple[object, ...]]:
+    """A model that returns its loss, and a batch."""
+    case = make_model(name, **SIZES[name])
+    return case.module.cuda(), moved(case, 0)
+
+
+def moved(case: ModelCase, seed: int) -> tuple[object, ...]:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), case.batch(seed)[0])
+
+
+def batches(name: str, count: int) -> list[tuple[tuple[object, ...], dict[str, object]]]:
+    case = make_model(name, **SIZES[name])
+    return [(moved(case, seed), {}) for seed in range(count)]
+
+
+@pytest.mark.gpu
+@on_gpu
+@models
+def test_the_allocators_peak_is_predicted_and_within_the_budget(name: str) -> None:
+    module, args = on_device(name)
+    planned = checkpointed(module, "60%", args, reserve=ROUNDING)
+    step = training_step(planned, args)
+    for _ in range(2):  # libraries take their own lasting workspaces in the first runs
+        step()
+    planned.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    planned(*args).backward()
+    torch.cuda.synchronize()
+    resident = storage_bytes(resident_tensors(planned, args))
+    peak = resident + torch.cuda.max_memory_allocated() - before
+    plan = planned.plan
+    predicted = plan.peak_bytes - plan.graph.tensor("reserve").size_bytes
+    assert peak == pytest.approx(predicted, rel=0.03)
+    assert peak <= plan.budget_bytes
+    assert resident + allocator_peak(step) == pytest.approx(peak, rel=0.001)  # also where old gradients go first
+
+
+@pytest.mark.gpu
+@on_gpu
+@models
+def test_live_storages_are_those_planned_to_the_byte(name: str) -> None:
+    module, args = on_device(name)
+    captured = capture(module, args)
+    schedule = recompute_most(captured.graph)
+    step = training_step(build(module, captured, schedule, args), args)
+    step()
+    with StorageTracker(resident_tensors(module, args)) as tracker:
+        step()
+    assert captured.graph.resident_bytes + tracker.peak_bytes == simulate(captured.graph, schedule).peak_bytes
+
+
+@pytest.mark.gpu
+@on_gpu
+@models
+@pytest.mark.parametrize("granularity", ["operations", "layers"])
+def test_training_with_dropout_and_batch_norm_is_as_without_a_plan(name: str, granularity: str) -> None:
+    module, args = on_device(name)
+    if granularity == "layers":
+        case = ModelCase(module, args).layered()
+        module, args = case.module, case.args
+    plain = copy.deepcopy(module)
+    planned = checkpointed(module, "60%", args, granularity=granularity, costs="flops")
+    given = [((args,), {}) if granularity == "layers" else (args, {}) for args, _ in batches(name, 3)]
+    outcomes, states = [], []
+    for target in (planned, plain):
+        torch.cuda.manual_seed(7)
+        outcomes.append(train(target, given))
+        states.append(torch.cuda.get_rng_state())
+    assert sum(planned.plan.simulation.recomputed.values()) > 0
+    check_equal(*outcomes, tolerance=1e-3)  # atomic additions are not in order
+    assert torch.equal(*states)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_step_on_a_side_stream_is_that_on_the_default_stream() -> None:
+    module, args = on_device("gpt2")
+    planned = checkpointed(module, "60%", args, costs="flops")
+    gradients = []
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        planned.zero_grad(set_to_none=True)
+        torch.cuda.manual_seed(7)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                planned(*args).backward()
+        torch.cuda.current_stream().wait_stream(stream)
+        gradients.append([parameter.grad.clone() for parameter in module.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_times_are_of_the_device_and_not_of_the_launch() -> None:
+    small, large = (torch.randn(size, size, device="cuda") for size in (2048, 8192))
+    first, second = shortest_times([lambda: small @ small, lambda: large @ large], 1.0)
+    assert 16 < second / first < 256  # 64 times the work, which starts as fast
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_measured_times_sum_to_that_of_the_forward_and_backward() -> None:
+    module, args = on_device("gpt2")
+    graph = trace(module, args)
+    step = training_step(module, args)
+    step()
+    (seconds,) = shortest_times([step], 1.0)
+    assert 0.5 * seconds < sum(operation.time for operation in graph.operations) < 1.5 * seconds
+
+
+def test_the_benchmark_refuses_to_run_without_a_gpu() -> None:
+    path = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with mock.patch("torch.cuda.is_available", return_value=False), pytest.raises(SystemExit, match="no CUDA device"):
+        module.main([])
+
+
+def test_the_memory_of_a_step_on_a_gpu_is_that_of_the_gpu() -> None:
+    # Time, address, bytes, whether on the CPU; what is freed without having been counted stood before.
+    both = [(0, 1, 700, True), (1, 2, 50, False), (2, 3, 30, False), (3, 9, -500, False), (4, 2, -50, False)]
+    assert _peak([*both, (5, 4, 40, False)]) == 80
+    assert _peak([allocation for allocation in both if allocation[3]]) == 700
+
+
+class FakeEvent:
+    """An event of a device that takes ten milliseconds for each run, whatever the processor takes."""
+
+    runs = 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = FakeEvent.runs
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        """Milliseconds, as of a real one."""
+        return 10.0 * (end.at - self.at)
+
+
+def test_times_by_events_are_seconds_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        FakeEvent.runs += 1
+
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+    functions: list[Callable[[], None]] = [run, lambda: (run(), run())]
+    assert shortest_times(functions, 0.0) == pytest.approx([0.01, 0.02])
