@@ -3,13 +3,21 @@
     python tests/benchmarks/peers.py > tests/benchmarks/peers.csv
 
 Arguments are names of models; `--points` keeps to a few points of the peers, `--budgets` to a
-few of ours, and `--time-limit` gives the seconds for all schedules of a model. Peers are
+few of ours, and `--time-limit` gives the seconds for the schedules of a model. Peers are
 PyTorch's partitioner at each `activation_memory_budget` (the joint graphs of `torch.compile`,
 run as generated code as ours are), `torch.utils.checkpoint` on every block, and
-`checkpoint_sequential` where the model is a sequence; all on one thread. Ours is planned for
-the peak that the peer needs, and for eight budgets evenly from 5 % above the floor. Peaks are
-shares of what AOTAutograd's step that saves everything adds to the resident tensors; FLOPs and
-times are over plain eager PyTorch.
+`checkpoint_sequential` where the model is a sequence; all on one thread.
+
+Ours is planned twice for each point of the peers: with `costs="flops"` for the peak of the live
+storages that the peer needs ("our peak", "our FLOPs"), and with `costs="measured"` for the
+allocator's peak that it needs ("our allocator peak", "our time"). And for eight budgets, evenly
+from 5 % above the floor of the graph to the save-everything peak. Peaks are shares of what
+AOTAutograd's step that saves everything adds to the resident tensors; FLOPs and times are over
+plain eager PyTorch.
+
+Times are CPU seconds of the process: of all steps of a model in turn, the shortest of each.
+"noise" says how far that can be trusted: the largest difference, over all steps, between the
+shortest time in odd and in even rounds.
 """
 
 from __future__ import annotations
@@ -20,8 +28,9 @@ import csv
 import functools
 import logging
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,9 +42,9 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import scheduler as sc
-from scheduler.api import plan_of
 from scheduler.problem import Problem
-from scheduler.pytorch import checkpointed, trace
+from scheduler.pytorch.costs import Costs
+from scheduler.pytorch.executor import build
 from scheduler.pytorch.memory import (
     FlopCounter,
     Step,
@@ -46,8 +55,9 @@ from scheduler.pytorch.memory import (
     training_step,
 )
 from scheduler.pytorch.models import ModelCase, make_model
+from scheduler.pytorch.tracing import capture
 
-REPEATS = 3
+REPEATS, SECONDS = 6, 30.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ MODELS = {
 MEMORY_BUDGETS = tuple(k / 10 for k in range(11))
 BUDGETS, ABOVE_FLOOR = 8, 1.05
 SEGMENTS = (4, 16)
-EVERYTHING, EACH_BLOCK, OURS = "save everything", "checkpoint each block", "ours, "
+EVERYTHING, EACH_BLOCK, OWN = "save everything", "checkpoint each block", "ours {}"
 
 
 class _Step(nn.Module):
@@ -219,104 +229,155 @@ class Use:
 
 
 def measured(step: Step, case: ModelCase) -> Use:
-    """What a step uses; the run under the allocator's instrument warms up for the times, which are taken later."""
-    allocator_bytes = allocator_peak(step)
+    """What a step uses."""
+    live_bytes, flops = live_peak_and_flops(step, case)
+    return Use(live_bytes, allocator_peak(step), flops)
+
+
+def live_peak_and_flops(step: Step, case: ModelCase) -> tuple[int, int]:
+    """The bytes beyond the resident tensors that are live at the peak of a step, and its FLOPs."""
     tracker, counter = StorageTracker(resident_tensors(case.module, (case.args, dict(case.kwargs)))), FlopCounter()
     with tracker, counter:
         step()
-    return Use(tracker.peak_bytes, allocator_bytes, counter.flops)
+    return tracker.peak_bytes, counter.flops
 
 
-class Comparison:
-    """Steps of one model and what each used; of the peers, and of ours, equal ones are timed once."""
-
-    def __init__(self, case: ModelCase) -> None:
-        self.eager = eager_step(case)
-        self.eager_flops = measured(self.eager, case).flops
-        self.steps: dict[str, Step] = {}
-        self.found: dict[str, Use] = {}
-        self.same: dict[str, str] = {}
-        """The first step with the same peak and FLOPs, for every step."""
-
-    def add(self, name: str, step: Step, case: ModelCase) -> None:
-        """Measure a step."""
-        self.steps[name], self.found[name] = step, measured(step, case)
-        print(name, self.found[name], file=sys.stderr, flush=True)
-        self.same[name] = next((other for other in self.same.values() if self._key(other) == self._key(name)), name)
-
-    def _key(self, name: str) -> tuple[bool, int, int]:
-        return name.startswith(OURS), self.found[name].live_bytes, self.found[name].flops
-
-    def label(self, name: str) -> str:
-        """The name of a step with those of the peers that are the same."""
-        others = [other for other, first in self.same.items() if first == name != other]
-        return ", ".join([name, *(other.removeprefix("memory budget ") for other in others)])
-
-    def seconds(self, repeats: int) -> dict[str, float]:
-        """The shortest time of each step over that of plain eager PyTorch, all run in turn."""
-        steps = {name: self.steps[name] for name in dict.fromkeys(self.same.values())}
-        times = measure_times({"eager": self.eager, **steps}, repeats)
-        return {name: min(times[first]) / min(times["eager"]) for name, first in self.same.items()}
-
-    def figures(self, name: str, seconds: Mapping[str, float]) -> list[str]:
-        """Peak, allocator's peak, FLOPs and time of a step, relative; empty where there is none."""
-        if name not in self.found:
-            return [""] * 4
-        found, whole = self.found[name], self.found[EVERYTHING].live_bytes
-        return [
-            f"{found.live_bytes / whole:.4f}",
-            f"{found.allocator_bytes / whole:.4f}",
-            f"{found.flops / self.eager_flops:.4f}",
-            f"{seconds[name]:.3f}",
-        ]
+def merged(found: Mapping[str, Use]) -> dict[str, str]:
+    """The first of each group of steps with the same live peak and FLOPs, and a label with all their names."""
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name, use in found.items():
+        groups.setdefault((use.live_bytes, use.flops), []).append(name)
+    return {
+        first: ", ".join([first, *(other.removeprefix("memory budget ") for other in others)])
+        for first, *others in groups.values()
+    }
 
 
-def compare(title: str, options: argparse.Namespace) -> Iterator[list[str]]:
+def planned_steps(
+    case: ModelCase, costs: Costs, wanted: Mapping[str, int], whole: int, options: argparse.Namespace
+) -> dict[str, Step]:
+    """Steps of ours by name: of those that add no more than their bytes to the resident ones the cheapest.
+
+    Parameters
+    ----------
+    case : ModelCase
+    costs : "measured" or "flops"
+        With measured times, peaks are the allocator's.
+    wanted : mapping of str to int
+        Bytes; our own budgets come on top of them.
+    whole : int
+        Bytes that saving everything adds.
+    options : argparse.Namespace
+        Numbers of budgets and seconds.
+
+    Returns
+    -------
+    dict of str to Step
+        Equal schedules are one step; there is none where no schedule was found.
+    """
+    captured = capture(case.module, case.args, case.kwargs, case.loss, costs=costs)
+    graph = captured.graph
+    wanted = {**wanted, **own_budgets(graph, whole, options.budgets)}
+    budgets = {name: graph.resident_bytes + added for name, added in wanted.items()}
+    rows = sc.frontier(graph, sorted(set(budgets.values())), time_limit=options.seconds)
+    schedules = {row.budget_bytes: row.schedule for row in rows}
+
+    @functools.cache
+    def step_of(schedule: sc.Schedule) -> Step:
+        module = build(case.module, captured, schedule, case.args, case.kwargs, loss=case.loss)
+        return training_step(module, case.args, case.kwargs)
+
+    return {name: step_of(found) for name, budget in budgets.items() if (found := schedules[budget]) is not None}
+
+
+def own_budgets(graph: sc.Graph, whole: int, number: int) -> dict[str, int]:
+    """Bytes beyond the resident ones: evenly from 5 % above the floor, the largest working set of one operation."""
+    least = int(ABOVE_FLOOR * (Problem(graph, 0).floor.bytes - graph.resident_bytes))
+    return {OWN.format(k + 1): least + (whole - least) * k // number for k in range(number)}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Shortest times of steps, and how far they can be trusted.
+
+    Attributes
+    ----------
+    seconds : dict of Step to float
+        CPU seconds.
+    noise : float
+        The largest relative difference, over all steps, between odd and even rounds.
+    """
+
+    seconds: dict[Step, float]
+    noise: float
+
+
+def timed(steps: Iterable[Step], repeats: int) -> Times:
+    """The times of distinct steps, run in turn."""
+    distinct = list(dict.fromkeys(steps))
+    rounds = measure_times({str(k): step for k, step in enumerate(distinct)}, repeats, clock=time.process_time).values()
+    halves = [(min(seconds[::2]), min(seconds[1::2])) for seconds in rounds]
+    return Times(
+        {step: min(half) for step, half in zip(distinct, halves, strict=True)},
+        max(max(half) / min(half) - 1 for half in halves),
+    )
+
+
+def compare(title: str, options: argparse.Namespace) -> Iterator[dict[str, str]]:
     """The rows of one model."""
     model = MODELS[title]
     case = model.make()
-    table = Comparison(case)
+    eager = eager_step(case)
+    _, eager_flops = live_peak_and_flops(eager, case)
+    steps: dict[str, Step] = {}
+    found: dict[str, Use] = {}
     for name, step, owner in peer_steps(
         model, case, lambda name: not options.points or any(name.startswith(point) for point in options.points)
     ):
-        table.add(name, step, owner)
-    peers = list(dict.fromkeys(table.same.values()))
-    labels = {name: table.label(name) for name in peers}
-    wanted = {name: table.found[name].live_bytes for name in peers}
-    graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs="flops")
-    wanted |= our_budgets(graph, table.found[EVERYTHING].live_bytes, options.budgets, model.shares)
-    for name, step in our_steps(case, graph, wanted, options.seconds):
-        table.add(name, step, case)
-    seconds = table.seconds(options.repeats)
-    for name in wanted:
-        yield [title, labels.get(name, name), *table.figures(name, seconds), *table.figures(OURS + name, seconds)]
+        steps[name], found[name] = step, measured(step, owner)
+        print(title, name, found[name], file=sys.stderr, flush=True)
+    labels = merged(found)
+    whole = found[EVERYTHING].live_bytes
+    shares = {f"{share:.1%}": int(share * whole) for share in model.shares}
+    live = {name: found[name].live_bytes for name in labels} | shares
+    fewest = planned_steps(case, "flops", live, whole, options)
+    allocated = {name: found[name].allocator_bytes for name in labels} | shares
+    fastest = planned_steps(case, "measured", allocated, whole, options)
+    print(title, f"{len(fewest)} and {len(fastest)} budgets planned", file=sys.stderr, flush=True)
+    named = [*labels, *shares, *(OWN.format(k + 1) for k in range(options.budgets))]
+    points = [name for name in named if name in labels or name in fewest or name in fastest]
+    work = {step: live_peak_and_flops(step, case) for step in fewest.values()}
+    held = {step: allocator_peak(step) for step in fastest.values()}
+    turns = [table[name] for name in points for table in (steps, fastest) if name in table]
+    times = timed([eager, *turns], options.repeats)
 
+    def share(size: int) -> str:
+        return f"{size / whole:.4f}"
 
-def our_budgets(graph: sc.Graph, whole: int, number: int, shares: Sequence[float]) -> dict[str, int]:
-    """Budgets evenly from 5 % above the floor, the largest working set of one operation, and at these shares."""
-    least = ABOVE_FLOOR * (Problem(graph, 0).floor.bytes - graph.resident_bytes) / whole
-    named = {f"floor + {ABOVE_FLOOR - 1:.0%}": least} if number else {}
-    evenly = [least + (1 - least) * k / number for k in range(1, number)]
-    named |= {f"{share:.1%}": share for share in (*evenly, *shares)}
-    return {name: int(share * whole) for name, share in named.items()}
+    def flops(number: int) -> str:
+        return f"{number / eager_flops:.4f}"
 
+    def seconds(step: Step) -> str:
+        return f"{times.seconds[step] / times.seconds[eager]:.3f}"
 
-def our_steps(
-    case: ModelCase, graph: sc.Graph, wanted: Mapping[str, int], time_limit: float
-) -> Iterator[tuple[str, Step]]:
-    """Steps that add at most the bytes named to the resident ones, with the fewest FLOPs; none where none is found."""
-    budgets = {name: graph.resident_bytes + added for name, added in wanted.items()}
-    print(f"planning {len(budgets)} budgets", file=sys.stderr, flush=True)
-    rows = {row.budget_bytes: row for row in sc.frontier(graph, list(budgets.values()), time_limit=time_limit)}
-    for name, budget in budgets.items():
-        if rows[budget].schedule is not None:
-            module = checkpointed(case.module, plan_of(graph, rows[budget]), case.args, case.kwargs, loss=case.loss)
-            yield OURS + name, training_step(module, case.args, case.kwargs)
+    for name in points:
+        row = {"model": title, "point": labels.get(name, name), "noise": f"{times.noise:.3f}"}
+        if name in labels:
+            use = found[name]
+            row |= {"peak": share(use.live_bytes), "allocator peak": share(use.allocator_bytes)}
+            row |= {"FLOPs": flops(use.flops), "time": seconds(steps[name])}
+        if name in fewest:
+            live_bytes, number = work[fewest[name]]
+            row |= {"our peak": share(live_bytes), "our FLOPs": flops(number)}
+        if name in fastest:
+            step = fastest[name]
+            row |= {"our allocator peak": share(held[step]), "our time": seconds(step)}
+        yield row
 
 
 HEAD = (
     "model", "point", "peak", "allocator peak", "FLOPs", "time",
-    "our peak", "our allocator peak", "our FLOPs", "our time",
+    "our peak", "our FLOPs", "our allocator peak", "our time", "noise",
 )  # fmt: skip
 
 
@@ -327,13 +388,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--points", nargs="*", default=[], help='how their names begin, such as "memory budget 0.5"')
     parser.add_argument("--budgets", type=int, default=BUDGETS, help="how many of ours")
     parser.add_argument(
-        "--time-limit", type=float, default=60.0, dest="seconds", help="seconds for a model's schedules"
+        "--time-limit", type=float, default=SECONDS, dest="seconds", help="for a model's schedules, with either costs"
     )
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="timed runs of each step")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="timed runs of each step, at least 2")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(HEAD)
+    writer = csv.DictWriter(sys.stdout, HEAD, restval="", lineterminator="\n")
+    writer.writeheader()
     for title in options.models:
         for row in compare(title, options):
             writer.writerow(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
 from collections import OrderedDict
@@ -49,7 +50,6 @@ def gradients(case, step):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_every_peer_gives_the_gradients_of_eager(peers, model, case):
     expected = gradients(case, peers.eager_step(case))
     wanted = {"memory budget 0.5", "memory budget 0", peers.EACH_BLOCK, "checkpoint_sequential 4"}
@@ -71,3 +71,35 @@ def test_blocks_and_all_segments_but_the_last_are_computed_again(peers, model, c
     steps[plain + LAYERS * 3 // 4 * product] = peers.segmented(model, case, 4)
     for flops, changed in steps.items():
         assert peers.measured(peers.eager_step(changed), changed).flops == flops
+
+
+def test_peers_of_equal_peak_and_flops_are_one_point(peers):
+    use = peers.Use(live_bytes=10, allocator_bytes=11, flops=5)
+    found = {"memory budget 1": use, "memory budget 0.9": use, "other": peers.Use(10, 11, 6)}
+    assert peers.merged(found) == {"memory budget 1": "memory budget 1, 0.9", "other": "other"}
+
+
+def test_the_shortest_time_counts_and_odd_and_even_rounds_say_how_far_to_trust_it(peers, monkeypatch):
+    rounds = {"0": [1.0, 2.0, 3.0, 1.5], "1": [4.0, 4.0, 5.0, 5.0]}
+    monkeypatch.setattr(peers, "measure_times", lambda steps, repeats, clock: rounds)
+    one, other = (lambda: 1), (lambda: 2)
+    times = peers.timed([one, other, one], repeats=4)
+    assert times.seconds == {one: 1.0, other: 4.0}
+    assert times.noise == 0.5
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_ours_needs_no_more_than_a_peer_whose_peak_it_is_planned_for(peers, model, case, monkeypatch):
+    monkeypatch.setattr(peers.Model, "make", lambda self: case)
+    monkeypatch.setitem(peers.MODELS, "tiny", model)
+    options = argparse.Namespace(points=[peers.EACH_BLOCK], budgets=2, seconds=2.0, repeats=2)
+    rows = {row["point"]: row for row in peers.compare("tiny", options)}
+    assert rows.keys() >= {peers.EVERYTHING, peers.EACH_BLOCK, "ours 2"}
+    for point in (peers.EVERYTHING, peers.EACH_BLOCK):
+        row = {name: float(value) for name, value in rows[point].items() if name not in ("model", "point")}
+        assert row["our peak"] <= row["peak"]
+        assert row["our FLOPs"] <= row["FLOPs"]
+        assert row["our allocator peak"] <= row["allocator peak"]
+        assert row["time"] > 0 < row["our time"]
+    assert rows[peers.EVERYTHING]["peak"] == "1.0000"
+    assert 0 < float(rows["ours 2"]["our peak"]) < 1
