@@ -204,12 +204,19 @@ class CutRelaxation:
             for i in self.index.tasks[number]:
                 if self.folded[i]:
                     continue
-                if self.graph.operations[i].repeatable:
-                    make = self.programme.fraction if self._continuous else self.programme.binary
-                    self.again[k + 1][i] = make(f"again_{k + 1}", self.times[i])
+                self._add_again(k + 1, i)
                 for tensor in self.index.outputs[i]:
                     if tensor not in self.saved[k]:
                         self.saved[k][tensor] = self.programme.binary(f"saved_{k}")
+        if len(self.index.tasks[self.cuts[k]]) > 1:
+            # After its first run a task with a choice may run once more, to make what that did not.
+            for i in self.index.tasks[self.cuts[k]]:
+                self._add_again(k + 1, i)
+
+    def _add_again(self, interval: int, i: int) -> None:
+        if self.graph.operations[i].repeatable:
+            make = self.programme.fraction if self._continuous else self.programme.binary
+            self.again[interval][i] = make(f"again_{interval}", self.times[i])
 
     def _add_bytes(self, k: int, budget: int) -> None:
         """Live storages, what the cut's operation makes, and its workspace fit the budget."""

@@ -54,6 +54,22 @@ def test_the_bound_holds_where_the_presolve_of_highs_1_14_lost_the_optimum() -> 
     assert sc.solve(graph, 16, solver="cuts").time == 9.0
 
 
+def test_a_task_may_run_twice_between_two_cuts_where_no_choice_makes_all_that_is_read() -> None:
+    # f0 makes both tensors and has a workspace that does not fit: f1 and f2 run, and then the reader: 4 + 0 + 1.
+    operations = [
+        sc.Operation("f0", [], ["x", "y"], 4.0, 2),
+        sc.Operation("f1", [], ["y"], 4.0),
+        sc.Operation("f2", [], ["x"], 0.0),
+        sc.Operation("reader", ["x", "y"], ["z"], 1.0, repeatable=False),
+    ]
+    graph = sc.Graph(operations, [sc.Tensor(name, 0) for name in "xyz"], results=["z"])
+    assert optimum(graph.to_dict(), 0, "any") == 5.0
+    reader = graph.index.task_of[3]
+    programme = CutRelaxation(graph, Precedence(graph, "given"), [graph.index.task_of[0], reader], [0, 0])
+    assert programme.solve(Deadline(20)).bound == 5.0
+    assert sc.solve(graph, 0, solver="cuts").status is not sc.Status.INFEASIBLE
+
+
 def test_bounds_grow_as_the_budget_shrinks() -> None:
     graph = conv_net(6)
     bounds = [sc.solve(graph, f"{share}%", solver="cuts").bound for share in (95, 90, 85, 80, 70)]
