@@ -32,8 +32,9 @@ SHORT = 25.0
 SHARE_OF_FIRST_ROUND = 0.9
 LEAST_SECOND_LOOK, SECOND_LOOK = 1.0, 2.0
 """For other schedules, once the search space of the answer is settled: seconds, and times what that took."""
-WORTH_A_LOOK = 1e-4
-"""Share of the time that other schedules may save at most; for less, none is looked for then."""
+WORTH_A_LOOK, WORTH_ALL_OF_IT = 1e-4, 5e-3
+"""Shares of the step's time that other schedules may save at most: for less than the first none is looked for
+then, for less than the second in proportion."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -109,10 +110,11 @@ class _Best:
         """Return the time for what lies outside the search space of the answer: short once that is settled."""
         if not self.settled:
             return deadline
-        if relative_gap(self.time, self.bound_any) <= WORTH_A_LOOK:
+        gain, now = relative_gap(self.time, self.bound_any), clock.now()
+        if gain <= WORTH_A_LOOK:
             return deadline.within(0.0)
-        now = clock.now()
-        self.end = min(self.end, now + LEAST_SECOND_LOOK + SECOND_LOOK * (now - self.begun))
+        seconds = LEAST_SECOND_LOOK + SECOND_LOOK * (now - self.begun)
+        self.end = min(self.end, now + seconds * min(1.0, gain / WORTH_ALL_OF_IT))
         return deadline.within(self.end - now)
 
     @property
