@@ -72,7 +72,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
                 best.ask("blocks", search, seed, SHARE_OF_BLOCKS)
             walkers = 1 if search.remaining < SHORT else anneal.WALKERS
             walk = pool.submit(best.search, partial(anneal.search, walkers=walkers), search, seed)
-            proof.result()
+            wait([proof])
             wait([walk], timeout=min(best.second_look(search).remaining, TIMEOUT_MAX))
             search.stop()
             walk.result()
