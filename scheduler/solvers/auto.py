@@ -34,7 +34,7 @@ LEAST_SECOND_LOOK, SECOND_LOOK = 1.0, 2.0
 """For other schedules, once the search space of the answer is settled: seconds, and times what that took."""
 WORTH_A_LOOK, WORTH_ALL_OF_IT = 1e-4, 5e-3
 """Shares of the step's time that other schedules may save at most: for less than the first none is looked for
-then, for less than the second in proportion."""
+then, for less than the second little longer than the least."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -113,8 +113,8 @@ class _Best:
         gain, now = relative_gap(self.time, self.bound_any), clock.now()
         if gain <= WORTH_A_LOOK:
             return deadline.within(0.0)
-        seconds = LEAST_SECOND_LOOK + SECOND_LOOK * (now - self.begun)
-        self.end = min(self.end, now + seconds * min(1.0, gain / WORTH_ALL_OF_IT))
+        more = SECOND_LOOK * (now - self.begun) * min(1.0, gain / WORTH_ALL_OF_IT)
+        self.end = min(self.end, now + LEAST_SECOND_LOOK + more)
         return deadline.within(self.end - now)
 
     @property
