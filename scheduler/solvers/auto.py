@@ -48,7 +48,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     Guarantee: never worse than its parts in the time that each has, and a schedule wherever
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
-    always. Memory: at most 1536 MiB and 16 KiB an operation.
+    always. Memory: at most 768 MiB and 8 KiB an operation.
     """
     best = _Best(problem)
     if problem.chain is not None:

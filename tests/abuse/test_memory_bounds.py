@@ -84,6 +84,7 @@ LARGEST = {
 }
 """Kind of step, its size, and operations: about as many as the solver takes, or serves in seconds."""
 SERVED = [(solver, *LARGEST.get(solver, ("net", 2600, 20_802))) for solver in sc.solver_names()]
+SERVED.append(("auto", "chain", 1000, 3002))
 REFUSED = [(solver, "net", 2600, 20_802) for solver in ("cuts", "milp", "intervals", "recompute-all")]
 
 

@@ -30,8 +30,8 @@ def small_gpt2(batch_size: int = 4) -> ModelCase:
     return make_model("gpt2", batch_size=batch_size, layers=2, width=32, heads=2, vocabulary=64, length=32)
 
 
-def small_convnet(batch_size: int = 4) -> ModelCase:
-    return make_model("convnet", batch_size=batch_size, width=8, depth=5, size=16)
+def small_resnet50(batch_size: int = 4) -> ModelCase:
+    return make_model("resnet50", batch_size=batch_size, width=8, size=32, classes=10)
 
 
 def eager_peak(case: ModelCase) -> int:
@@ -42,7 +42,7 @@ def eager_peak(case: ModelCase) -> int:
     return storage_bytes(resident) + tracker.peak_bytes
 
 
-@pytest.mark.parametrize(("factory", "budget"), [("small_gpt2", "1MiB"), ("small_convnet", "4MiB")])
+@pytest.mark.parametrize(("factory", "budget"), [("small_gpt2", "1MiB"), ("small_resnet50", "4MiB")])
 def test_the_batch_trains_within_the_budget_and_one_more_does_not_fit(
     factory: str, budget: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

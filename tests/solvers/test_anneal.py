@@ -181,14 +181,9 @@ def test_time_is_up_within_a_second_also_on_thousands_of_operations() -> None:
     graph = conv_net(500)
     problem = Problem(graph, parse_budget("50%", graph))
     polish(problem, problem.save_everything, deadline=NEVER, seed=0, moves=2)  # compiled by now
-
-    def seconds() -> float:
-        started = time.monotonic()
-        propose(problem, deadline=Deadline(1.0), seed=0)
-        return time.monotonic() - started
-
-    # One of two runs: other work on the machine is not the solver's.
-    assert seconds() < 2.0 or seconds() < 2.0
+    started = time.monotonic()
+    propose(problem, deadline=Deadline(1.0), seed=0)
+    assert time.monotonic() - started < 2.0
 
 
 def test_an_interrupt_returns_the_best_schedule_so_far() -> None:

@@ -150,4 +150,4 @@ def test_cuts_that_served_another_budget_spare_the_trials(monkeypatch: pytest.Mo
     shared = propose(Problem(graph, budget, cuts=alone.cuts), deadline=Deadline(8), seed=0)
     assert len(tried) < trials
     assert shared.cuts[: len(alone.cuts)] == alone.cuts
-    assert shared.bound <= sc.solve(graph, budget, time_limit=1).time
+    assert shared.bound <= sc.solve(graph, budget, time_limit=4).time
