@@ -3,20 +3,20 @@
 try:
     from scheduler import zoo
     from scheduler.api import make_plan, minimum_budget, solve
-    from scheduler.comparison import Comparison
+    from scheduler.comparisons.sweep import compare
+    from scheduler.comparisons.table import Comparison
     from scheduler.errors import SchedulerError
-    from scheduler.formats import read_graph, write_graph
     from scheduler.graph import Graph, Operation, Tensor
-    from scheduler.layers import Chain, Layer
-    from scheduler.pareto import Frontier, frontier
+    from scheduler.graph.chain import Chain, Layer
+    from scheduler.graph.formats import read_graph, write_graph
     from scheduler.plan import Plan
+    from scheduler.planning.frontiers import Frontier, frontier
+    from scheduler.planning.pipeline import StagePlan, plan_stages
     from scheduler.schedule import Compute, Free, Schedule
     from scheduler.simulator import Simulation, simulate
     from scheduler.solution import Solution, Status
     from scheduler.solvers.registry import solver_names
-    from scheduler.solvers.revolve import revolve_actions
-    from scheduler.stages import StagePlan, plan_stages
-    from scheduler.sweep import compare
+    from scheduler.solvers.revolve.solver import revolve_actions
 except ModuleNotFoundError as error:
     # The package can be imported all the same, so that its command line runs; whoever asks for a name is told.
     from scheduler.doctor import refusal

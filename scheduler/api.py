@@ -8,14 +8,14 @@ from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError, UnsuitableProblemError
 from scheduler.graph import Graph
-from scheduler.layers import Chain
+from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
 from scheduler.problem import Order, Problem, parse_budget
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, Status, judge
-from scheduler.solvers import clock
-from scheduler.solvers.registry import Deadline, load_solver, stopped_by_interrupt
-from scheduler.solvers.small_end import smallest_peak, squeeze
+from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
+from scheduler.solvers.registry import load_solver
+from scheduler.solvers.smallest_peak import smallest_peak, squeeze
 from scheduler.units import format_bytes
 
 LEAST_SECONDS_TO_EXPLAIN, MOST_SECONDS_TO_EXPLAIN = 0.3, 10.0

@@ -32,9 +32,9 @@ _CBC = (
 )
 _CACHE = (
     "from numba.core.caching import CompileResultCacheImpl\n"
-    "from scheduler.solvers import kernels\n"
+    "from scheduler.solvers import graph_arrays\n"
     "def kernel(): pass\n"
-    "kernel.__code__ = kernel.__code__.replace(co_filename=kernels.__file__)\n"
+    "kernel.__code__ = kernel.__code__.replace(co_filename=graph_arrays.__file__)\n"
     "print(CompileResultCacheImpl(kernel).locator.get_cache_path())"
 )
 _GPU = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"

@@ -20,7 +20,7 @@ from scheduler.errors import (
     PlanMismatchError,
     SchedulerError,
 )
-from scheduler.formats import read_json, write_text
+from scheduler.files import read_json, write_text
 from scheduler.graph import Graph
 from scheduler.problem import least_time, save_everything
 from scheduler.schedule import Schedule

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
 from scheduler.errors import InvalidBudgetError, InvalidOptionError
 from scheduler.graph import Graph
-from scheduler.layers import Chain
-from scheduler.schedule import Compute, Schedule, schedule_from_runs
+from scheduler.graph.chain import Chain
+from scheduler.schedule import Schedule, schedule_from_runs
 from scheduler.simulator import Simulation, simulate
 from scheduler.units import parse_bytes, split_quantity
 
@@ -202,24 +201,3 @@ def floor(graph: Graph) -> Floor:
         last = max(index.producers[t][0] for t, result in enumerate(index.is_result) if result and index.producers[t])
         best = Floor(together, graph.operations[last].name)
     return best
-
-
-def follows_given_order(graph: Graph, schedule: Schedule) -> bool:
-    """Return whether tasks first run in the given order."""
-    index = graph.index
-    latest, seen = -1, set()
-    for verb in schedule:
-        if isinstance(verb, Compute):
-            task = index.task_of[index.operation_ids[verb.operation]]
-            if task not in seen:
-                if task < latest:
-                    return False
-                seen.add(task)
-                latest = task
-    return True
-
-
-def runs_of(graph: Graph, schedule: Schedule) -> Sequence[int]:
-    """Return the positions in `graph.operations` that a schedule runs, in order."""
-    ids = graph.index.operation_ids
-    return [ids[verb.operation] for verb in schedule if isinstance(verb, Compute)]

@@ -152,3 +152,35 @@ def schedule_from_runs(graph: Graph, runs: Sequence[int]) -> Schedule:
         verbs.append(compute[operation])
         verbs.extend(free[tensor] for tensor in freed)
     return Schedule(verbs)
+
+
+def follows_given_order(graph: Graph, schedule: Schedule) -> bool:
+    """Return whether tasks first run in the given order."""
+    index = graph.index
+    latest, seen = -1, set()
+    for verb in schedule:
+        if isinstance(verb, Compute):
+            task = index.task_of[index.operation_ids[verb.operation]]
+            if task not in seen:
+                if task < latest:
+                    return False
+                seen.add(task)
+                latest = task
+    return True
+
+
+def runs_of(graph: Graph, schedule: Schedule) -> Sequence[int]:
+    """Return the positions in `graph.operations` that a schedule runs, in order."""
+    ids = graph.index.operation_ids
+    return [ids[verb.operation] for verb in schedule if isinstance(verb, Compute)]
+
+
+def first_runs(graph: Graph, schedule: Schedule) -> dict[int, int]:
+    """Return the position of the verb at which each task first runs."""
+    index = graph.index
+    firsts: dict[int, int] = {}
+    runs = iter(runs_of(graph, schedule))
+    for position, verb in enumerate(schedule):
+        if isinstance(verb, Compute):
+            firsts.setdefault(index.task_of[next(runs)], position)
+    return firsts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from scheduler.problem import Problem, follows_given_order
-from scheduler.schedule import Schedule
+from scheduler.problem import Problem
+from scheduler.schedule import Schedule, follows_given_order
 from scheduler.simulator import Simulation, simulate
 from scheduler.units import format_bytes
 

@@ -14,8 +14,8 @@ import scheduler as sc
 from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOptionError
 from scheduler.problem import Problem, floor, least_time, parse_budget
 from scheduler.solution import Proposal
-from scheduler.solvers.registry import Deadline
-from tests.training_graphs import conv_net, uniform_chain
+from scheduler.solvers.deadline import Deadline
+from tests.support.training_graphs import conv_net, uniform_chain
 
 
 def test_all_names_of_the_package_are_the_public_ones() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import scheduler as sc
 from scheduler.cli import main
-from tests.training_graphs import conv_net, uniform_chain
+from tests.support.training_graphs import conv_net, uniform_chain
 
 
 @pytest.fixture
@@ -353,6 +353,6 @@ def test_a_worker_that_dies_is_no_answer_and_says_what_to_do(
     def die(*arguments: object, **options: object) -> None:
         raise BrokenProcessPool("a process was terminated abruptly")
 
-    monkeypatch.setattr("scheduler.sweep._solved_elsewhere", die)
+    monkeypatch.setattr("scheduler.comparisons.sweep._solved_elsewhere", die)
     assert main(["compare", graph_file, "--budgets", "100%", "--solvers", "save-all", "--jobs", "2"]) == 3
     assert "use fewer --jobs" in capsys.readouterr().err

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import scheduler as sc
 from scheduler.errors import MissingExtraError, UnsuitableProblemError
-from scheduler.problem import follows_given_order
-from tests.oracle import least_peak, optimum
-from tests.strategies import chains, graphs, joint_graphs
-from tests.training_graphs import conv_net
+from scheduler.schedule import follows_given_order
+from tests.support.oracle import least_peak, optimum
+from tests.support.strategies import chains, graphs, joint_graphs
+from tests.support.training_graphs import conv_net
 
 EXAMPLES = int(os.environ.get("CONTRACT_EXAMPLES", "60"))
 SOLVERS = sc.solver_names()

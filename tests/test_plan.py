@@ -13,7 +13,7 @@ import pytest
 import scheduler as sc
 from scheduler.errors import PlanClaimError, PlanError, PlanFormatError, PlanMismatchError
 from scheduler.plan import plan_schema
-from tests.training_graphs import conv_net, uniform_chain
+from tests.support.training_graphs import conv_net, uniform_chain
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 
 import scheduler as sc
 from scheduler.cli import main
-from scheduler.comparison import Row
+from scheduler.comparisons.table import Row
 from scheduler.errors import InvalidOptionError, MissingExtraError
 from scheduler.plots import (
     inline_svg,
@@ -27,8 +27,8 @@ from scheduler.plots import (
     write_comparison,
     write_figure,
 )
-from tests.plans import TWICE, layered_plan, oddly_named_plan, plan_of_schedule, twice_plan
-from tests.training_graphs import uniform_chain
+from tests.support.plans import TWICE, layered_plan, oddly_named_plan, plan_of_schedule, twice_plan
+from tests.support.training_graphs import uniform_chain
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 pyplot.switch_backend("Agg")

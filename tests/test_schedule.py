@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scheduler.errors import InvalidScheduleError
 from scheduler.graph import Graph, Operation, Tensor
 from scheduler.schedule import Compute, Free, Schedule, schedule_from_runs
-from tests import oracle
-from tests.strategies import graphs, joint_graphs
+from tests.support import oracle
+from tests.support.strategies import graphs, joint_graphs
 
 NAMES = st.text(st.characters().filter(str.isprintable), min_size=1, max_size=5)
 VERBS = st.builds(Compute, NAMES) | st.builds(Free, NAMES)

@@ -14,8 +14,8 @@ from scheduler.errors import InvalidScheduleError
 from scheduler.graph import Graph, Operation, Tensor
 from scheduler.schedule import Compute, Free, Schedule, schedule_from_runs
 from scheduler.simulator import Simulation, simulate
-from tests import oracle
-from tests.strategies import graphs, joint_graphs, verb_sequences
+from tests.support import oracle
+from tests.support.strategies import graphs, joint_graphs, verb_sequences
 
 
 def op(name: str, inputs: str, outputs: str, time: float = 1, **options: object) -> Operation:

@@ -10,9 +10,9 @@ import scheduler as sc
 from scheduler.errors import InvalidScheduleError
 from scheduler.problem import save_everything
 from scheduler.timeline import Timeline, layer_of
-from tests.plans import TWICE
-from tests.strategies import chains, graphs, joint_graphs, verb_sequences
-from tests.training_graphs import uniform_chain
+from tests.support.plans import TWICE
+from tests.support.strategies import chains, graphs, joint_graphs, verb_sequences
+from tests.support.training_graphs import uniform_chain
 
 
 def test_runs_and_holdings_of_a_recomputed_layer_counted_by_hand() -> None:

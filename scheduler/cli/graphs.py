@@ -8,9 +8,9 @@ from pathlib import Path
 
 from scheduler import zoo
 from scheduler.errors import InvalidOptionError
-from scheduler.formats import read_graph_or_chain
 from scheduler.graph import Graph
-from scheduler.layers import Chain
+from scheduler.graph.chain import Chain
+from scheduler.graph.formats import read_graph_or_chain
 
 _ZOO = "zoo:"
 

@@ -10,8 +10,8 @@ from scheduler.api import make_plan
 from scheduler.cli.answers import DONE, print_answer, say, summary
 from scheduler.cli.arguments import GRAPH, Commands, add_command, add_solving, solve_options
 from scheduler.cli.graphs import read_named_graph
-from scheduler.formats import read_graph
-from scheduler.layers import Chain
+from scheduler.graph.chain import Chain
+from scheduler.graph.formats import read_graph
 from scheduler.plan import Plan
 from scheduler.units import format_bytes
 
@@ -77,7 +77,7 @@ def add_report(commands: Commands) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from scheduler.report import write_report
+    from scheduler.export.html_report import write_report
 
     return _write_form(options, "report", write_report)
 
@@ -90,7 +90,7 @@ def add_export(commands: Commands) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from scheduler.exports import write_chrome_trace
+    from scheduler.export.chrome_trace import write_chrome_trace
 
     return _write_form(options, "trace", write_chrome_trace)
 

@@ -31,12 +31,12 @@ from scheduler.cli.arguments import (
     solve_options,
 )
 from scheduler.cli.graphs import read_graphs, read_named_graph
-from scheduler.comparison import FAILED, Comparison, Row
+from scheduler.comparisons.sweep import compare
+from scheduler.comparisons.table import FAILED, Comparison, Row
 from scheduler.errors import MissingExtraError
-from scheduler.pareto import frontier
+from scheduler.planning.frontiers import frontier
 from scheduler.solution import Status
 from scheduler.solvers.registry import solver_names
-from scheduler.sweep import compare
 
 
 def add_frontier(commands: Commands) -> None:

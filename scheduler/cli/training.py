@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from scheduler.cli.answers import DONE, print_answer, say, summary
 from scheduler.cli.arguments import (
@@ -20,15 +20,13 @@ from scheduler.cli.arguments import (
     solve_options,
 )
 from scheduler.errors import MissingExtraError
-from scheduler.formats import write_graph
 from scheduler.graph import Graph
-from scheduler.layers import Chain
+from scheduler.graph.chain import Chain
+from scheduler.graph.formats import write_graph
 from scheduler.plan import Plan
 from scheduler.units import format_bytes
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from scheduler.pytorch.training import TrainingReport
 
 
@@ -39,7 +37,7 @@ def add_models(commands: Commands) -> None:
 
 def _models(options: argparse.Namespace) -> int:
     _needs_torch()
-    from scheduler.pytorch.models import model_names
+    from scheduler.pytorch.models.catalog import model_names
 
     names = model_names()
     print(json.dumps(list(names)) if options.json else "\n".join(names))
@@ -56,14 +54,14 @@ def add_trace(commands: Commands) -> None:
 def _trace(options: argparse.Namespace) -> int:
     _needs_torch()
     from scheduler.pytorch import profile_layers, trace
-    from scheduler.pytorch.models import make_model
+    from scheduler.pytorch.models.catalog import make_model
 
     case = make_model(options.model)
     written: Graph | Chain
     if options.layers:
         case = case.layered()
         say(f"measuring the layers of {options.model}")
-        chain = profile_layers(cast("nn.Sequential", case.module), case.args, case.kwargs, loss=case.loss)
+        chain = profile_layers(case.sequential, case.args, case.kwargs, loss=case.loss)
         written = chain = replace(chain, name=chain.name or options.model)
         graph = chain.graph
     else:
@@ -98,7 +96,7 @@ def add_train(commands: Commands) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     _needs_torch()
-    from scheduler.pytorch.models import make_model
+    from scheduler.pytorch.models.catalog import make_model
     from scheduler.pytorch.training import compare_training
 
     case = make_model(options.model)
@@ -169,8 +167,8 @@ def add_max_batch(commands: Commands) -> None:
 
 def _max_batch(options: argparse.Namespace) -> int:
     _needs_torch()
-    from scheduler.pytorch.batches import MOST, max_batch, measured_peak
-    from scheduler.pytorch.models import Arguments, make_model
+    from scheduler.pytorch.largest_batch import MOST, max_batch, measured_peak
+    from scheduler.pytorch.models.catalog import Arguments, make_model
 
     case = make_model(options.model, batch_size=1)
 

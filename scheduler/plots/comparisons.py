@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
-from scheduler.comparison import Row
+from scheduler.comparisons.table import Row
 from scheduler.errors import InvalidOptionError
-from scheduler.formats import write_text
+from scheduler.files import write_text
 from scheduler.plots.figures import (
     BLACK,
     BLUE,

@@ -12,7 +12,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from scheduler.errors import InvalidOptionError, MissingExtraError
-from scheduler.formats import write_text
+from scheduler.files import write_text
 from scheduler.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:

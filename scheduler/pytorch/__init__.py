@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING
 from scheduler.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from scheduler.pytorch.batches import max_batch
-    from scheduler.pytorch.compile import backend
-    from scheduler.pytorch.executor import checkpointed
-    from scheduler.pytorch.memory import measure
-    from scheduler.pytorch.profiling import profile_layers
+    from scheduler.pytorch.checkpointing import checkpointed
+    from scheduler.pytorch.compile.backend import backend
+    from scheduler.pytorch.largest_batch import max_batch
+    from scheduler.pytorch.layerwise.profiling import profile_layers
+    from scheduler.pytorch.measurement.memory import measure
     from scheduler.pytorch.tracing import trace
 
 __all__ = ["backend", "checkpointed", "max_batch", "measure", "profile_layers", "trace"]
 
 _HOMES = {
-    "backend": "compile",
-    "checkpointed": "executor",
-    "max_batch": "batches",
-    "measure": "memory",
-    "profile_layers": "profiling",
+    "backend": "compile.backend",
+    "checkpointed": "checkpointing",
+    "max_batch": "largest_batch",
+    "measure": "measurement.memory",
+    "profile_layers": "layerwise.profiling",
     "trace": "tracing",
 }
 

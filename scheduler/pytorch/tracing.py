@@ -5,51 +5,17 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor as TorchTensor
 from torch import fx, nn
 from torch.optim import Optimizer
 
 from scheduler.graph import Graph
-from scheduler.pytorch.costs import Costs, with_costs
-from scheduler.pytorch.device_memory import NOTHING_BESIDE, DeviceMemory, read_device_memory
-from scheduler.pytorch.joint import Joint, Signature, export_graph, export_joint
-from scheduler.pytorch.lowering import Instruction, Lowered, lower
-
-
-@dataclass(frozen=True)
-class Capture:
-    """A captured training step: the graph to plan, and what each of its operations runs.
-
-    Attributes
-    ----------
-    graph : Graph
-        Its results are the outputs, the gradients of what is trainable, and incoming
-        gradients as small as a number.
-    joint : Joint
-        The joint fx graph behind it.
-    lowered : Lowered
-        Instruction of each operation, node of each resident tensor.
-    """
-
-    joint: Joint
-    lowered: Lowered
-
-    @property
-    def graph(self) -> Graph:
-        """The graph to plan."""
-        return self.lowered.graph
-
-    @property
-    def instructions(self) -> tuple[Instruction, ...]:
-        """What each operation runs, in the order of the graph's operations."""
-        return self.lowered.instructions
-
-    @property
-    def signature(self) -> Signature:
-        """The structure of the arguments."""
-        return self.joint.signature
+from scheduler.pytorch.capture.captured_step import Capture
+from scheduler.pytorch.capture.device_memory import NOTHING_BESIDE, DeviceMemory, read_device_memory
+from scheduler.pytorch.capture.joint import export_graph, export_joint
+from scheduler.pytorch.capture.lowering import lower
+from scheduler.pytorch.costs.operators import Costs, with_costs
 
 
 def trace(

@@ -12,13 +12,13 @@ from torch import nn
 
 from scheduler.api import SolveOptions, make_plan
 from scheduler.graph import Graph
-from scheduler.layers import Chain
+from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
 from scheduler.problem import save_everything
-from scheduler.pytorch.executor import checkpointed
-from scheduler.pytorch.memory import measure, resident_tensors, training_step
-from scheduler.pytorch.models import ModelCase
-from scheduler.pytorch.profiling import profile_layers
+from scheduler.pytorch.checkpointing import checkpointed
+from scheduler.pytorch.layerwise.profiling import profile_layers
+from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
+from scheduler.pytorch.models.catalog import ModelCase
 from scheduler.pytorch.tracing import trace
 from scheduler.simulator import Simulation, simulate
 

@@ -11,13 +11,15 @@ from functools import partial
 from threading import TIMEOUT_MAX, Lock
 
 from scheduler.errors import UnsuitableProblemError
-from scheduler.problem import Problem, follows_given_order
-from scheduler.schedule import Schedule
+from scheduler.problem import Problem
+from scheduler.schedule import Schedule, follows_given_order
 from scheduler.simulator import simulate
 from scheduler.solution import TOLERANCE, Proposal, relative_gap
-from scheduler.solvers import anneal, clock, cuts
-from scheduler.solvers.registry import Deadline, Propose, load_solver
-from scheduler.solvers.small_end import smallest_peak, squeeze
+from scheduler.solvers.anneal import solver as anneal
+from scheduler.solvers.deadline import Deadline, clock
+from scheduler.solvers.ilp import solver as cuts
+from scheduler.solvers.registry import Propose, load_solver
+from scheduler.solvers.smallest_peak import smallest_peak, squeeze
 
 QUICK = ("save-all", "greedy", "segments")
 PARTS = ("chain", *QUICK, "cuts", "blocks", "anneal")

@@ -11,7 +11,8 @@ from scheduler.graph import Graph
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, schedule_from_runs
 from scheduler.solution import Proposal
-from scheduler.solvers.kernels import (
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.graph_arrays import (
     DROP,
     EVICT,
     KEEP,
@@ -21,7 +22,6 @@ from scheduler.solvers.kernels import (
     graph_arrays,
     profile_runs,
 )
-from scheduler.solvers.registry import Deadline
 
 _RUNS_PER_OPERATION = 60
 _TOO_MUCH = 2**62

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from scheduler.errors import InvalidOptionError
-from scheduler.layers import Chain, Layer
+from scheduler.graph.chain import Chain, Layer
 from scheduler.zoo.tape import check_sizes
 
 

@@ -22,9 +22,9 @@ def main() -> None:
 
     with atheris.instrument_imports(include=["scheduler"]):
         import scheduler as sc
-        from scheduler.formats import read_graph_or_chain
+        from scheduler.graph.formats import read_graph_or_chain
     from tests.abuse.hostile import seeds
-    from tests.plans import layered_plan
+    from tests.support.plans import layered_plan
 
     whole = layered_plan()
 

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 import scheduler as sc
-from tests.plans import layered_plan
-from tests.training_graphs import conv_net
+from tests.support.plans import layered_plan
+from tests.support.training_graphs import conv_net
 
 KUSUMOTO = """3 4
 0 4 x

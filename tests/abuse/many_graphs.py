@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.strategies import chains, graphs, joint_graphs
+from tests.support.strategies import chains, graphs, joint_graphs
 from tests.test_contract import SOLVERS, check_an_answer
 
 LOT = 250

@@ -20,7 +20,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import scheduler as sc
-from tests.training_graphs import uniform_chain
+from tests.support.training_graphs import uniform_chain
 
 BUDGETS = {"save-all": "100%", "segments": "60%", "greedy": "60%", "cuts": "60%", "auto": "60%"}
 

@@ -22,8 +22,8 @@ import json, os, sys
 cores = sorted(os.sched_getaffinity(0))
 os.sched_setaffinity(0, cores[: int(os.environ.get("CORES", len(cores)))])
 import scheduler as sc
-from tests.deep_graphs import deep_graph
-from tests.training_graphs import conv_net
+from tests.support.deep_graphs import deep_graph
+from tests.support.training_graphs import conv_net
 steps = {
     "net": conv_net(4),
     "forked": sc.zoo.random_layered(16, seed=5),

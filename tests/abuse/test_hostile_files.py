@@ -15,11 +15,11 @@ import scheduler as sc
 from scheduler.api import lower
 from scheduler.cli import main
 from scheduler.errors import GraphFormatError, PlanFormatError, SchedulerError
-from scheduler.formats import read_graph_or_chain
+from scheduler.graph.formats import read_graph_or_chain
 from tests.abuse.hostile import RAW, edited, places, seeds, spoiled
 from tests.abuse.tally import BOOK
-from tests.oracle import peak_of
-from tests.plans import layered_plan, oddly_named_plan
+from tests.support.oracle import peak_of
+from tests.support.plans import layered_plan, oddly_named_plan
 
 pytestmark = pytest.mark.abuse
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ SPY = """
 import sys, json
 import scheduler as sc
 from scheduler.cli import main
-from scheduler.report import write_report
+from scheduler.export.html_report import write_report
 from tests.abuse.hostile import RAW
 sc.Plan.load(sys.argv[1])
 main(["show", sys.argv[1]])

@@ -16,7 +16,7 @@ import scheduler as sc
 from scheduler.errors import MissingExtraError, UnsuitableProblemError
 from scheduler.problem import Problem, parse_budget
 from tests.abuse.tally import BOOK
-from tests.training_graphs import conv_net
+from tests.support.training_graphs import conv_net
 
 pytestmark = pytest.mark.abuse
 MOMENTS, LONGEST, SOON = 4, 0.4, 5.0

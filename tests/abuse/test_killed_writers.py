@@ -18,11 +18,11 @@ import pytest
 
 import scheduler as sc
 from scheduler.cli import main
+from scheduler.comparisons.journal import Journal, read_entries
 from scheduler.errors import InvalidOptionError
-from scheduler.formats import write_graph
-from scheduler.journal import Journal, read_entries
+from scheduler.graph.formats import write_graph
 from tests.abuse.tally import BOOK
-from tests.training_graphs import conv_net, uniform_chain
+from tests.support.training_graphs import conv_net, uniform_chain
 
 pytestmark = [pytest.mark.abuse, pytest.mark.skipif(os.name != "posix", reason="processes are forked and killed")]
 KILLS, WRITERS, ROUNDS = 60, 4, 25

@@ -14,7 +14,7 @@ import pytest
 import scheduler as sc
 from tests.abuse.many_graphs import LOT, run_lot
 from tests.abuse.tally import BOOK
-from tests.training_graphs import conv_net
+from tests.support.training_graphs import conv_net
 
 pytestmark = pytest.mark.abuse
 ROOT = Path(__file__).parents[2]

@@ -27,8 +27,9 @@ import gc, json, sys
 from pathlib import Path
 import scheduler as sc
 from scheduler.problem import Problem, parse_budget
-from scheduler.solvers.registry import Deadline, load_solver
-from tests.training_graphs import conv_net, uniform_chain
+from scheduler.solvers.registry import load_solver
+from scheduler.solvers.deadline import Deadline
+from tests.support.training_graphs import conv_net, uniform_chain
 solver, kind, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
 STEPS = {
     "chain": sc.zoo.heterogeneous_chain,

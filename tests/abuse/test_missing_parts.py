@@ -14,9 +14,9 @@ import pytest
 
 import scheduler as sc
 from tests.abuse.tally import BOOK
-from tests.oracle import optimum
-from tests.plans import layered_plan
-from tests.training_graphs import conv_net, uniform_chain
+from tests.support.oracle import optimum
+from tests.support.plans import layered_plan
+from tests.support.training_graphs import conv_net, uniform_chain
 
 pytestmark = pytest.mark.abuse
 ROOT = Path(__file__).parents[2]
@@ -170,7 +170,7 @@ elif fault == "full":
 elif fault == "damaged":
     caching.IndexDataCacheFile._load_index = lambda self: pickle.loads(b"damaged")
 import scheduler as sc
-from tests.training_graphs import conv_net
+from tests.support.training_graphs import conv_net
 solution = sc.solve(conv_net(4), "70%", solver="greedy")
 print(json.dumps([solution.status.name, solution.time, solution.peak_bytes, str(solution.schedule)]))
 """

@@ -14,8 +14,8 @@ import scheduler as sc
 from scheduler.errors import PlanError, SchedulerError
 from tests.abuse.hostile import edited, places
 from tests.abuse.tally import BOOK
-from tests.plans import layered_plan, oddly_named_plan, twice_plan, viewing_plan
-from tests.training_graphs import conv_net
+from tests.support.plans import layered_plan, oddly_named_plan, twice_plan, viewing_plan
+from tests.support.training_graphs import conv_net
 
 pytestmark = pytest.mark.abuse
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from scheduler.pytorch import checkpointed
-from scheduler.pytorch.memory import StorageTracker, resident_tensors, storage_bytes
-from scheduler.pytorch.models import ModelCase, make_model
+from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes
+from scheduler.pytorch.models.catalog import ModelCase, make_model
 
 SIZES: dict[str, dict[str, int]] = {
     "resnet50": {"batch_size": 2, "size": 64},

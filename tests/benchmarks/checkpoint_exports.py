@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 import scheduler as sc
 from scheduler.pytorch import checkpointed, profile_layers, trace
-from scheduler.pytorch.memory import FlopCounter, StorageTracker, resident_tensors
-from scheduler.pytorch.models import ModelCase, make_model
-from scheduler.pytorch.policies import layer_spans, selective_contexts
+from scheduler.pytorch.integrations.torch_checkpoint import layer_spans, selective_contexts
+from scheduler.pytorch.measurement.memory import FlopCounter, StorageTracker, resident_tensors
+from scheduler.pytorch.models.catalog import ModelCase, make_model
 
 BUDGETS = ("60%", "40%")
 TIME_LIMIT = 20.0

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from scheduler.pytorch import backend
-from scheduler.pytorch.memory import resident_tensors, storage_bytes
-from scheduler.pytorch.models import make_model
+from scheduler.pytorch.measurement.memory import resident_tensors, storage_bytes
+from scheduler.pytorch.models.catalog import make_model
 
 BUDGET = "85%"
 MODELS: dict[str, dict[str, int]] = {

@@ -27,11 +27,12 @@ from torch._functorch import aot_autograd
 import scheduler as sc
 from scheduler.errors import CaptureError
 from scheduler.problem import Problem
-from scheduler.pytorch.executor import build
-from scheduler.pytorch.memory import training_step
-from scheduler.pytorch.models import ModelCase
-from scheduler.pytorch.operators import aten
-from scheduler.pytorch.tracing import Capture, capture
+from scheduler.pytorch.capture.captured_step import Capture
+from scheduler.pytorch.capture.operators import aten
+from scheduler.pytorch.execute.runner import build
+from scheduler.pytorch.measurement.memory import training_step
+from scheduler.pytorch.models.catalog import ModelCase
+from scheduler.pytorch.tracing import capture
 
 Table = Mapping[object, Callable[..., object]]
 

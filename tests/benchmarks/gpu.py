@@ -29,8 +29,9 @@ from torch.utils.checkpoint import checkpoint
 
 from scheduler.errors import BudgetTooSmallError
 from scheduler.pytorch import backend, checkpointed
-from scheduler.pytorch.memory import Step, measure_times, training_step
-from scheduler.pytorch.models import ModelCase, make_model
+from scheduler.pytorch.measurement.allocator import Step
+from scheduler.pytorch.measurement.memory import measure_times, training_step
+from scheduler.pytorch.models.catalog import ModelCase, make_model
 
 MODELS: dict[str, tuple[dict[str, object], str]] = {
     "gpt2": (

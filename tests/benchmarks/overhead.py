@@ -16,8 +16,8 @@ import time
 import torch
 
 from scheduler.pytorch import checkpointed
-from scheduler.pytorch.memory import measure_times, training_step
-from scheduler.pytorch.models import make_model
+from scheduler.pytorch.measurement.memory import measure_times, training_step
+from scheduler.pytorch.models.catalog import make_model
 
 MODELS = {
     "gpt2": "8 layers, width 256, 256 tokens, batch 4",

@@ -43,18 +43,17 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import scheduler as sc
 from scheduler.problem import Problem
-from scheduler.pytorch.costs import Costs
-from scheduler.pytorch.executor import build
-from scheduler.pytorch.memory import (
+from scheduler.pytorch.costs.operators import Costs
+from scheduler.pytorch.execute.runner import build
+from scheduler.pytorch.measurement.allocator import Step, allocator_peak
+from scheduler.pytorch.measurement.memory import (
     FlopCounter,
-    Step,
     StorageTracker,
-    allocator_peak,
     measure_times,
     resident_tensors,
     training_step,
 )
-from scheduler.pytorch.models import ModelCase, make_model
+from scheduler.pytorch.models.catalog import ModelCase, make_model
 from scheduler.pytorch.tracing import capture
 
 REPEATS, SECONDS = 6, 30.0

@@ -23,7 +23,7 @@ from peers import MODELS
 
 import scheduler as sc
 from scheduler.pytorch import trace
-from scheduler.pytorch.executor import PLANNING
+from scheduler.pytorch.execute.module import PLANNING
 
 BUDGET = "60%"
 COLUMNS = ["model", "operations", "tracing", "planning", "together", "overhead", "gap"]

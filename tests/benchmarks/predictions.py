@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterator
 import torch
 
 import scheduler as sc
-from scheduler.pytorch.executor import CheckpointedModule, build
-from scheduler.pytorch.memory import measure, measure_times, resident_tensors, storage_bytes, training_step
-from scheduler.pytorch.models import ModelCase, make_model
-from scheduler.pytorch.tracing import Capture, capture
+from scheduler.pytorch.capture.captured_step import Capture
+from scheduler.pytorch.execute.module import CheckpointedModule
+from scheduler.pytorch.execute.runner import build
+from scheduler.pytorch.measurement.memory import measure, measure_times, resident_tensors, storage_bytes, training_step
+from scheduler.pytorch.models.catalog import ModelCase, make_model
+from scheduler.pytorch.tracing import capture
 from scheduler.schedule import Schedule
 
 MODELS: dict[str, dict[str, object]] = {

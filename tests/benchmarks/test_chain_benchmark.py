@@ -17,8 +17,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import scheduler as sc
 from scheduler.problem import Problem, parse_budget
-from scheduler.solvers.chain_programme import whole_frontier
-from tests.grid_reference import grid_time
+from scheduler.solvers.dp.dynamic_program import whole_frontier
+from tests.support.grid_reference import grid_time
 
 MIB = 2**20
 TIME_LIMIT = 60.0

@@ -15,7 +15,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import scheduler as sc
-from scheduler.solvers.revolve import extra_forwards
+from scheduler.solvers.revolve.solver import extra_forwards
 
 PUBLISHED = {(100, 5): 316, (1000, 10): 3636, (10_000, 20): 37_976, (100_000, 50): 375_196}
 """Forward runs beyond one for each step."""

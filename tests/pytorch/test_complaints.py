@@ -14,12 +14,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from layered import check_layers, counted_calls, plan_of_schedule
-from planning import check_equal, check_like_autograd, planned, recompute_most, train
-from regression import mean_square
-from test_compile import Step, Watched
-from test_distributed import Count, Meets
-from test_policies import plan_of
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.fsdp import fully_shard
@@ -29,9 +23,15 @@ from torch.utils.checkpoint import checkpoint
 import scheduler as sc
 from scheduler.errors import CaptureError, ExecutionError
 from scheduler.pytorch import backend, checkpointed, max_batch, measure, profile_layers, trace
-from scheduler.pytorch.memory import FlopCounter, Measurement, resident_tensors, training_step
-from scheduler.pytorch.policies import layer_spans, selective_contexts
-from scheduler.pytorch.trainers import PlannedForward
+from scheduler.pytorch.integrations.planned_forward import PlannedForward
+from scheduler.pytorch.integrations.torch_checkpoint import layer_spans, selective_contexts
+from scheduler.pytorch.measurement.memory import FlopCounter, Measurement, resident_tensors, training_step
+from tests.pytorch.compile.test_backend import Step, Watched
+from tests.pytorch.integrations.test_distributed import Count, Meets
+from tests.pytorch.integrations.test_torch_checkpoint import plan_of
+from tests.support.pytorch.layered import check_layers, counted_calls, plan_of_schedule
+from tests.support.pytorch.planning import check_equal, check_like_autograd, planned, recompute_most, train
+from tests.support.pytorch.regression import mean_square
 
 ROWS, WIDTH, DEPTH = 64, 16, 8
 PRODUCT = 2 * ROWS * WIDTH * WIDTH

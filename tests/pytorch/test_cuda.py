@@ -10,24 +10,18 @@ from unittest import mock
 
 import pytest
 import torch
-from planning import check_equal, recompute_most, train
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from scheduler.pytorch import checkpointed, trace
-from scheduler.pytorch.benchmark import shortest_times
-from scheduler.pytorch.executor import build
-from scheduler.pytorch.memory import (
-    StorageTracker,
-    _peak,
-    allocator_peak,
-    resident_tensors,
-    storage_bytes,
-    training_step,
-)
-from scheduler.pytorch.models import ModelCase, make_model
+from scheduler.pytorch.costs.timing import shortest_times
+from scheduler.pytorch.execute.runner import build
+from scheduler.pytorch.measurement.allocator import _peak, allocator_peak
+from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
+from scheduler.pytorch.models.catalog import ModelCase, make_model
 from scheduler.pytorch.tracing import capture
 from scheduler.simulator import simulate
+from tests.support.pytorch.planning import check_equal, recompute_most, train
 
 SIZES: dict[str, dict[str, object]] = {
     "gpt2": {"layers": 8, "width": 512, "heads": 8, "length": 512, "batch_size": 16, "dropout": 0.1},

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from scheduler.pytorch.models import ModelCase
+from scheduler.pytorch.models.catalog import ModelCase
 
 
 @pytest.fixture(scope="module")

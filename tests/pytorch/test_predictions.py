@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from test_models import SMALL
 
 import scheduler as sc
-from scheduler.pytorch.executor import build
-from scheduler.pytorch.memory import measure, resident_tensors, training_step
-from scheduler.pytorch.models import make_model, model_names
+from scheduler.pytorch.execute.runner import build
+from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
+from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.pytorch.tracing import capture
+from tests.pytorch.models.test_catalog import SMALL
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch import trace
-from scheduler.pytorch.lowering import Call
-from scheduler.pytorch.models import make_model
+from scheduler.pytorch.capture.instructions import Call
+from scheduler.pytorch.models.catalog import make_model
 from scheduler.pytorch.tracing import capture
 from scheduler.schedule import schedule_from_runs
 from scheduler.simulator import simulate

@@ -14,8 +14,9 @@ from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers import auto
 from scheduler.solvers.auto import PARTS
-from scheduler.solvers.registry import Deadline, Report
-from tests.training_graphs import conv_net, uniform_chain
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.registry import Report
+from tests.support.training_graphs import conv_net, uniform_chain
 
 
 def branches(count: int) -> sc.Graph:

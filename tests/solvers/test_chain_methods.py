@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import scheduler as sc
 from scheduler.errors import UnsuitableProblemError
-from tests.oracle import least_peak, optimum
+from tests.support.oracle import least_peak, optimum
 
 SOLVERS = ["segments", "greedy-segments", "revolve", "mixed"]
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 import scheduler as sc
 from scheduler.problem import Problem
 from scheduler.schedule import schedule_from_runs
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.graph_arrays import graph_arrays, profile_runs
 from scheduler.solvers.greedy import GreedySearch, propose
-from scheduler.solvers.kernels import graph_arrays, profile_runs
-from scheduler.solvers.registry import Deadline
-from tests.strategies import graphs, joint_graphs
-from tests.training_graphs import conv_net
+from tests.support.strategies import graphs, joint_graphs
+from tests.support.training_graphs import conv_net
 
 
 @settings(max_examples=150, deadline=None)

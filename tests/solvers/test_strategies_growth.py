@@ -9,8 +9,9 @@ import pytest
 
 import scheduler as sc
 from scheduler.problem import Problem
-from scheduler.solvers.registry import Deadline, load_solver
-from scheduler.solvers.revolve import chain_schedule
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.registry import load_solver
+from scheduler.solvers.revolve.solver import chain_schedule
 
 LENGTHS = [16, 64, 256, 1024, 4096]
 LENGTHS_OF_QUADRATIC = [64, 128, 256, 512]

@@ -12,8 +12,8 @@ from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers import registry
 from tests import test_contract
-from tests.strategies import graphs, joint_graphs
-from tests.training_graphs import conv_net
+from tests.support.strategies import graphs, joint_graphs
+from tests.support.training_graphs import conv_net
 
 
 def propose(problem: Problem, *, deadline: registry.Deadline, seed: int) -> Proposal:

@@ -1,0 +1,273 @@
+"""The report: a plan as one HTML page that stands on its own."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from scheduler.files import write_text
+from scheduler.plan import Plan
+from scheduler.plots import inline_svg, plot_memory, plot_schedule
+from scheduler.solution import Status
+from scheduler.timeline import Timeline, layer_of
+from scheduler.units import format_bytes
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 2rem auto;
+  padding: 0 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; margin-bottom: 0; }
+h2 { font-size: 1.2rem; margin-top: 2rem; }
+figure { margin: 1rem 0; }
+figcaption { color: #555; font-size: 0.9rem; }
+svg { width: 100%; height: auto; overflow: visible; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.8rem 0.2rem 0; border-bottom: 1px solid #ddd; }
+thead th { border-bottom: 2px solid #222; overflow-wrap: normal; }
+tbody th { font-weight: normal; }
+tfoot th, tfoot td { border-top: 2px solid #222; font-weight: bold; }
+ul { margin: 0.2rem 0; padding-left: 1.2rem; }
+code { font-size: 0.9em; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """What a plan does with one layer.
+
+    Attributes
+    ----------
+    layer : str
+    saved : tuple of (str, int)
+        Tensors that its operations made and that are live at the end of the forward phase,
+        with the bytes that each adds: of several tensors on one storage only the first does.
+    recomputed : tuple of (str, int)
+        Tasks that are computed again, by the name of their default, and how often.
+    recomputed_time : float
+        Time of those runs, in the graph's unit.
+    """
+
+    layer: str
+    saved: tuple[tuple[str, int], ...]
+    recomputed: tuple[tuple[str, int], ...]
+    recomputed_time: float
+
+    @property
+    def saved_bytes(self) -> int:
+        """Sum over `saved`."""
+        return sum(size for _, size in self.saved)
+
+
+def layer_rows(plan: Plan) -> tuple[LayerRow, ...]:
+    """Return what is saved and recomputed, by layer.
+
+    Parameters
+    ----------
+    plan : Plan
+
+    Returns
+    -------
+    tuple of LayerRow
+        Every layer that runs in the forward phase or computes something again, in the order
+        of first runs.
+    """
+    graph, index = plan.graph, plan.graph.index
+    timeline = Timeline.of(graph, plan.schedule)
+    layers = list(dict.fromkeys(layer_of(run.operation.name) for run in timeline.runs if run.kind != "backward"))
+    saved: dict[str, list[tuple[str, int]]] = {layer: [] for layer in layers}
+    again: dict[str, list[str]] = {layer: [] for layer in layers}
+    times: dict[str, list[float]] = {layer: [] for layer in layers}
+    counted: set[int] = set()
+    for holding in timeline.holdings:
+        if holding.is_saved:
+            storage = index.storage_of[index.tensor_ids[holding.tensor]]
+            size = 0 if storage in counted else index.storage_bytes[storage]
+            counted.add(storage)
+            saved[layer_of(holding.maker)].append((holding.tensor, size))
+    for run in timeline.runs:
+        if run.is_recomputation:
+            layer = layer_of(run.operation.name)
+            task = index.task_of[index.operation_ids[run.operation.name]]
+            again[layer].append(graph.operations[index.tasks[task][0]].name)
+            times[layer].append(run.operation.time)
+    return tuple(
+        LayerRow(layer, tuple(saved[layer]), tuple(Counter(again[layer]).items()), math.fsum(times[layer]))
+        for layer in layers
+    )
+
+
+def report_html(plan: Plan) -> str:
+    """Return a plan as an HTML page: its memory, its schedule, its layers and its proof.
+
+    The page refers to nothing outside itself, and runs no scripts.
+
+    Parameters
+    ----------
+    plan : Plan
+
+    Raises
+    ------
+    PlanClaimError
+        If a claim is untrue.
+    MissingExtraError
+        If matplotlib is not installed.
+    """
+    plan.verify()
+    title = f"Plan of {plan.graph.name or 'a graph'}"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+<p>{escape(_in_short(plan))}</p>
+<h2>Memory over the step</h2>
+<figure>
+{inline_svg(plot_memory, plan, "memory")}
+<figcaption>Bytes that the step holds while each operation runs, resident tensors included.</figcaption>
+</figure>
+<h2>Schedule</h2>
+<figure>
+{inline_svg(plot_schedule, plan, "schedule")}
+<figcaption>What each layer computes, and from when to when the tensors that it made are held.</figcaption>
+</figure>
+<h2>Saved and recomputed by layer</h2>
+{_layer_table(plan)}
+<h2>Claims</h2>
+{_table("claims", _claims(plan))}
+<h2>Proof</h2>
+{_table("proof", _proof(plan))}
+<p>The judge confirmed all claims when this page was made; <code>scheduler verify PLAN</code> does it again.</p>
+</body>
+</html>
+"""
+
+
+def write_report(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write the report of a plan.
+
+    Raises
+    ------
+    OSError
+        If the path cannot be written; an existing file is left as it was.
+    PlanClaimError
+        If a claim is untrue.
+    MissingExtraError
+        If matplotlib is not installed.
+    """
+    write_text(path, report_html(plan))
+
+
+def _in_short(plan: Plan) -> str:
+    recomputed = _counted(sum(plan.simulation.recomputed.values()), "recomputation")
+    change = f"{abs(plan.overhead):.2%} {'less' if plan.overhead < 0 else 'more'} time"
+    best = (
+        f"No schedule in the search space ({plan.search_space}) is faster."
+        if plan.status is Status.OPTIMAL
+        else f"At most {plan.gap:.2%} of its time could be saved in the search space ({plan.search_space})."
+    )
+    return (
+        f"The step fits a budget of {format_bytes(plan.budget_bytes)}: its peak is {format_bytes(plan.peak_bytes)},"
+        f" where saving everything takes {format_bytes(plan.baseline_peak_bytes)}. It has {recomputed} and takes"
+        f" {change}. {best}"
+    )
+
+
+def _layer_table(plan: Plan) -> str:
+    rows = layer_rows(plan)
+    head = ("layer", "saved", "tensors saved", "recomputed, of the step's time", "operations recomputed")
+    body = [
+        _row(
+            row.layer,
+            format_bytes(row.saved_bytes) if row.saved else "",
+            _details(row.saved, "tensor", format_bytes),
+            _share(row.recomputed_time, plan) if row.recomputed else "",
+            _details(row.recomputed, "operation", "{} x".format),
+        )
+        for row in rows
+    ]
+    simulation = plan.simulation
+    total = _row(
+        "all layers",
+        format_bytes(simulation.boundary_bytes),
+        _counted(len(plan.saved), "tensor"),
+        _share(math.fsum(row.recomputed_time for row in rows), plan),
+        _counted(sum(simulation.recomputed.values()), "run"),
+    )
+    columns = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
+    return (
+        f'<table id="layers">\n<thead><tr>{columns}</tr></thead>\n<tbody>\n'
+        + "\n".join(body)
+        + f"\n</tbody>\n<tfoot>{total}</tfoot>\n</table>"
+    )
+
+
+def _row(layer: str, *cells: str) -> str:
+    return f'<tr><th scope="row">{escape(layer)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
+def _details(entries: Sequence[tuple[str, int]], noun: str, write: Callable[[int], str]) -> str:
+    """Return a count that opens into the list of names."""
+    if not entries:
+        return ""
+    items = "".join(f"<li>{escape(name)}: {write(count)}</li>" for name, count in entries)
+    return f"<details><summary>{_counted(len(entries), noun)}</summary><ul>{items}</ul></details>"
+
+
+def _share(time: float, plan: Plan) -> str:
+    """Return a time as per cent of that of saving everything."""
+    return f"{time / plan.baseline_time if plan.baseline_time else 0.0:.3%}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _claims(plan: Plan) -> dict[str, str]:
+    sizes = {
+        "budget": plan.budget_bytes,
+        "peak": plan.peak_bytes,
+        "peak of saving everything": plan.baseline_peak_bytes,
+        "resident tensors": plan.graph.resident_bytes,
+        "saved at the end of the forward phase": plan.simulation.boundary_bytes,
+    }
+    unit = plan.graph.time_unit
+    return {
+        **{name: f"{format_bytes(size)} ({size} bytes)" for name, size in sizes.items()},
+        "operation at the peak": plan.simulation.peak_operation,
+        "time": f"{plan.time!r} {unit}",
+        "time of saving everything": f"{plan.baseline_time!r} {unit}",
+        "overhead in time": f"{plan.overhead:.4%}",
+    }
+
+
+def _proof(plan: Plan) -> dict[str, str]:
+    unit = plan.graph.time_unit
+    return {
+        "status": f"{plan.status.name} ({plan.status.value})",
+        "search space": plan.search_space,
+        "lower bound on the time, in the search space": f"{plan.bound!r} {unit}",
+        "gap": f"{plan.gap:.4%}",
+        "lower bound on the time, over all schedules": f"{plan.bound_any!r} {unit}",
+        "gap over all schedules": f"{plan.gap_any:.4%}",
+        "solver": plan.solver,
+        "solve time": f"{plan.solve_seconds:.3g} s",
+        "granularity": plan.granularity,
+        "package version": plan.package_version,
+        "torch version": plan.torch_version or "not installed",
+        "digest of the plan": plan.digest,
+        "digest of the graph": plan.graph.digest,
+        "digest of the graph's structure": plan.graph.structure_digest,
+    }
+
+
+def _table(name: str, entries: dict[str, str]) -> str:
+    rows = "\n".join(_row(key, escape(value)) for key, value in entries.items())
+    return f'<table id="{name}">\n<tbody>\n{rows}\n</tbody>\n</table>'

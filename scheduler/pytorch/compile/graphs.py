@@ -1,0 +1,207 @@
+"""The graphs that TorchDynamo makes of compiled code: where they come from, and their shares of a budget."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from scheduler.graph import Graph
+from scheduler.plan import Plan
+from scheduler.problem import parse_budget
+from scheduler.pytorch.capture.device_memory import DeviceMemory
+from scheduler.simulator import simulate
+from scheduler.units import format_bytes, parse_bytes
+
+
+@dataclass(frozen=True)
+class PlannedGraph:
+    """The plan of one graph of compiled code.
+
+    Attributes
+    ----------
+    name : str
+        TorchDynamo's number of the frame and of its compilation: "0/1" for a second shape.
+    place : str
+        Where its code begins.
+    shapes : tuple of tuple of int
+        Of its tensor inputs that are no parameters.
+    graph_break : str
+        Why and where the graph ends before its function does, "" if it does not.
+    plan : Plan
+        With `compiler="inductor"` its peak and overhead are those of the operators run one
+        by one, not of Inductor's kernels.
+    """
+
+    name: str
+    place: str
+    shapes: tuple[tuple[int, ...], ...]
+    graph_break: str
+    plan: Plan
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Bytes that stand between forward and backward: what is saved, and the outputs."""
+        return simulate(self.plan.graph, self.plan.schedule).boundary_bytes
+
+    def __str__(self) -> str:
+        plan = self.plan
+        return (
+            f"graph {self.name} ({self.place}): peak {format_bytes(plan.peak_bytes)} instead of"
+            f" {format_bytes(plan.baseline_peak_bytes)}, {format_bytes(self.boundary_bytes)} between forward and"
+            f" backward, overhead {plan.overhead:.2%}, {plan.status.name}"
+        )
+
+
+class CompiledGraph:
+    """A graph as it is compiled, planned and run.
+
+    Attributes
+    ----------
+    name, place, shapes, graph_break
+        As in `PlannedGraph`.
+    frame : str
+        The same for all compilations of one piece of code.
+    piece : int
+        Which of the graphs of one compilation, counted from 0: TorchDynamo cuts a graph at the
+        buckets of DistributedDataParallel.
+    resident : dict of int to int
+        Bytes of each storage among the inputs.
+    graph : Graph
+        Set by `Shares.add`, as is `added_bytes`, what saving everything adds to the inputs.
+    budget : int or str
+        What its plan was made for.
+    plan : Plan or None
+    most_in_flight : int
+        Most runs of its frame whose backward was still to come, this one included.
+    """
+
+    graph: Graph
+    added_bytes: int
+    budget: int | str = 0
+    plan: Plan | None = None
+    most_in_flight = 1
+
+    def __init__(self, module: fx.GraphModule, args: Sequence[object], earlier: Sequence[CompiledGraph]) -> None:
+        number = torch._guards.CompileContext.current_compile_id()
+        self.name = str(number)
+        self.piece = sum(other.name == self.name for other in earlier)
+        self.frame = f"{self.name.partition('/')[0]}.{self.piece}"
+        self.place = _place_of(module)
+        self.graph_break = _break_of(module)
+        tensors = [value for value in args if isinstance(value, Tensor)]
+        self.shapes = tuple(tuple(tensor.shape) for tensor in tensors if not isinstance(tensor, nn.Parameter))
+        self.resident = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+
+    def report(self) -> PlannedGraph:
+        """Return what the user sees."""
+        assert self.plan is not None
+        return PlannedGraph(self.name, self.place, self.shapes, self.graph_break, self.plan)
+
+
+class Shares:
+    """A budget and the graphs that share it.
+
+    A budget in per cent is every graph's own. Of a budget in bytes each gets its inputs and
+    a part of the rest, in proportion to what saving everything would add there: the graphs
+    of one step, all at their peaks at once, then fit the whole.
+    """
+
+    def __init__(self, budget: int | str, memory: DeviceMemory) -> None:
+        self._budget = budget
+        self._bytes = None if is_relative(budget) else parse_bytes(budget)
+        self._beside = sum(tensor.size_bytes for tensor in memory.tensors)
+        self.graphs: list[CompiledGraph] = []
+
+    def add(self, compiled: CompiledGraph, graph: Graph) -> None:
+        """Let a graph have its share."""
+        compiled.graph = graph
+        compiled.added_bytes = parse_budget("100%", graph) - graph.resident_bytes
+        self.graphs.append(compiled)
+
+    def budget(self, compiled: CompiledGraph) -> int | str:
+        """Return the budget of one graph, its inputs included."""
+        if self._bytes is None:
+            return self._budget
+        needs: dict[str, int] = {}
+        resident: dict[int, int] = {}
+        for other in self.graphs:
+            needs[other.frame] = max(needs.get(other.frame, 0), other.most_in_flight * other.added_bytes)
+            resident |= other.resident
+        if len(needs) == 1 and compiled.most_in_flight == 1:
+            return self._bytes
+        free = max(0, self._bytes - self._beside - sum(resident.values()))
+        part = compiled.added_bytes * free // max(1, sum(needs.values()))
+        return compiled.graph.resident_bytes + min(compiled.added_bytes, part)
+
+
+def is_relative(budget: int | str) -> bool:
+    """Return whether a budget is in per cent of what saving everything adds."""
+    return isinstance(budget, str) and budget.strip().endswith("%")
+
+
+def needs_gradients(module: fx.GraphModule) -> bool:
+    """Return whether a backward can follow: whether an output requires a gradient."""
+    (returned,) = module.graph.find_nodes(op="output")
+    values = [node.meta.get("example_value") for node in returned.all_input_nodes]
+    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
+def take_out_returned_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[int | None]]:
+    """Return a graph without outputs that are its inputs, and for each output the input that it is, or None.
+
+    TorchDynamo returns a buffer that was changed in place, to assign it to its attribute.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(module.graph, copies)
+    inputs = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+    (returned,) = module.graph.find_nodes(op="output")
+    outputs = returned.args[0]
+    positions = [
+        next((i for i, value in enumerate(inputs) if isinstance(node, fx.Node) and _is_same(node, value)), None)
+        for node in outputs
+    ]
+    kept = [node for node, position in zip(outputs, positions, strict=True) if position is None]
+    graph.output(tuple(copies[node] if isinstance(node, fx.Node) else node for node in kept))
+    return fx.GraphModule(module, graph), positions
+
+
+def _is_same(node: fx.Node, other: object) -> bool:
+    """Return whether an output without gradient names the same elements of the same storage as an input."""
+    value = node.meta.get("example_value")
+    return (
+        isinstance(value, Tensor)
+        and isinstance(other, Tensor)
+        and not value.requires_grad
+        and value.untyped_storage()._cdata == other.untyped_storage()._cdata
+        and (value.dtype, value.shape, value.stride()) == (other.dtype, other.shape, other.stride())
+        and value.storage_offset() == other.storage_offset()
+    )
+
+
+def _place_of(module: fx.GraphModule) -> str:
+    for node in module.graph.nodes:
+        found = re.search(r'File "([^"]*)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
+        if found:
+            return _place(found[1], int(found[2]), found[3])
+    return "unknown place"
+
+
+def _break_of(module: fx.GraphModule) -> str:
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return ""
+    what = reason.reason.strip().splitlines()[0]
+    if not reason.user_stack:
+        return f"graph break: {what}"
+    last = reason.user_stack[-1]
+    return f"graph break in {_place(last.filename, last.lineno, last.name)}: {what}"
+
+
+def _place(path: str, line: int | None, function: str) -> str:
+    return f"{os.path.basename(path)}:{line} in {function}"

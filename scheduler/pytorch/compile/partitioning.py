@@ -1,0 +1,282 @@
+"""Give Inductor a plan: split AOTAutograd's joint graph into a forward and a backward as a schedule says.
+
+Inductor asks a partitioner which values the forward saves and what the backward computes
+again; it compiles both graphs as they are, in the layouts that they have, so both are the
+plan's. The order within each, what is fused, and so the peak within the backward are
+Inductor's.
+
+Random draws run once and are saved. A tensor that the step changes in place, and whose old
+value the backward reads, is copied before the change.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch.utils import _pytree as pytree
+
+from scheduler.errors import CaptureError
+from scheduler.pytorch.capture.captured_step import Capture
+from scheduler.pytorch.capture.device_memory import DeviceMemory
+from scheduler.pytorch.capture.instructions import Call, Instruction, Ref, Return, Snapshot, Tangents, Update
+from scheduler.pytorch.capture.joint import Joint, Signature, Source
+from scheduler.pytorch.capture.lowering import lower
+from scheduler.pytorch.capture.operators import aten, check_call, is_getitem
+from scheduler.pytorch.costs.operators import Costs, with_costs
+from scheduler.schedule import Compute, Schedule
+
+Pair = tuple[fx.GraphModule, fx.GraphModule]
+
+
+class Partition(Protocol):
+    """Splits a joint graph into forward and backward."""
+
+    def __call__(self, module: fx.GraphModule, num_fwd_outputs: int) -> Pair:
+        """Return the forward, whose first outputs are the joint graph's, and the backward."""
+
+
+class _Partitioner(CustomPartitionerFn):
+    """A partition as Inductor takes it.
+
+    Inductor's caches know it by name only. That is right for the forward and the backward
+    that it returns, which are part of their keys; AOTAutograd's cache, which would not ask
+    for them, must be off.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: object) -> Pair:
+        return self.partition(gm, num_fwd_outputs=kwargs["num_fwd_outputs"])  # type: ignore[arg-type]
+
+    def uuid(self) -> str:
+        return __name__
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (None,))
+
+
+def compile_with_inductor(
+    module: fx.GraphModule, inputs: Sequence[object], partition: Partition
+) -> Callable[..., Sequence[object]]:
+    """Compile a graph of TorchDynamo's with Inductor.
+
+    Parameters
+    ----------
+    module : GraphModule
+    inputs
+        Its arguments.
+    partition : callable
+        Splits the joint graph.
+    """
+    from torch._functorch import config as autograd_config
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    with (
+        # Changed layouts would save copies of inputs and weights that no plan counts.
+        config.patch(custom_partitioner_fn=_Partitioner(partition), layout_optimization=False),
+        autograd_config.patch(enable_autograd_cache=False),
+    ):
+        return cast("Callable[..., Sequence[object]]", compile_fx(module, inputs))  # type: ignore[arg-type]
+
+
+def partition_joint(
+    module: fx.GraphModule,
+    num_fwd_outputs: int,
+    *,
+    solve: Callable[[Capture], Schedule],
+    costs: Costs,
+    memory: DeviceMemory,
+) -> Pair:
+    """Split a joint graph as a schedule says.
+
+    Parameters
+    ----------
+    module : GraphModule
+        From AOTAutograd; is changed.
+    num_fwd_outputs : int
+        How many of its outputs are the forward's.
+    solve : callable
+        Returns a valid schedule of the captured step.
+    costs, memory
+        As for `capture`.
+
+    Raises
+    ------
+    CaptureError
+        If the graph cannot be planned: says why.
+    """
+    joint = _read_joint(module, num_fwd_outputs)
+    captured = Capture(joint, with_costs(lower(joint, memory, name="compiled"), costs))
+    return _Splitter(captured, solve(captured)).run(num_fwd_outputs)
+
+
+def _read_joint(module: fx.GraphModule, num_fwd_outputs: int) -> Joint:
+    """Return AOTAutograd's joint graph, with the changes of inputs taken out of it."""
+    from torch._functorch._aot_autograd import descriptors as d
+
+    mutations = _take_out_mutations(module.graph)
+    for node in module.graph.nodes:
+        if node.op == "call_function" and not is_getitem(node):
+            check_call(node)
+    sources: dict[fx.Node, Source] = {}
+    tangents: dict[fx.Node, int] = {}
+    placeholders = module.graph.find_nodes(op="placeholder")
+    by_descriptor = {node.meta.get("desc"): node for node in placeholders}
+    for position, node in enumerate(placeholders):
+        if isinstance(node.meta.get("desc"), d.TangentAOTInput):
+            tangents[node] = len(tangents)
+        elif isinstance(node.meta.get("desc"), d.DifferentiableAOTInput):
+            sources[node] = Source("input", (node.name,), position=position)
+        else:
+            raise CaptureError(f"the graph has an input that cannot be planned: {node.name}")
+    for node in module.graph.find_nodes(op="get_attr"):
+        node.meta.setdefault("val", getattr(module, str(node.target)))
+        sources[node] = Source("constant", (str(node.target),))
+    (returned,) = module.graph.find_nodes(op="output")
+    values, descriptions = returned.args[0], returned.meta["desc"]
+    outputs = [v for v in values[:num_fwd_outputs] if isinstance(v, fx.Node) and isinstance(v.meta["val"], Tensor)]
+    gradients = [
+        (by_descriptor[description.grad_of], value)
+        for value, description in zip(values[num_fwd_outputs:], descriptions[num_fwd_outputs:], strict=True)
+        if isinstance(value, fx.Node)
+    ]
+    spec = pytree.tree_structure(())
+    return Joint(
+        module=module,
+        sources=sources,
+        tangents=tangents,
+        outputs=tuple(outputs),
+        output_spec=spec,
+        output_leaves=(),
+        mutations=tuple(mutations),
+        gradients=tuple(gradients),
+        signature=Signature(spec, ()),
+        route="dynamo",
+        functional=True,
+    )
+
+
+def _take_out_mutations(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+    mutations = []
+    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        old, new = node.args[:2]
+        if not isinstance(old, fx.Node) or old.op != "placeholder" or not isinstance(new, fx.Node) or node.users:
+            continue
+        mutations.append((old, new))
+        graph.erase_node(node)
+    return mutations
+
+
+class _Splitter:
+    """Writes the joint graph anew, run by run as the schedule says, and has AOTAutograd cut it in two."""
+
+    def __init__(self, captured: Capture, schedule: Schedule) -> None:
+        self.captured = captured
+        self.joint = captured.joint
+        self.operations = captured.graph.operations
+        self.schedule = schedule
+        self.graph = fx.Graph()
+        self.made: dict[str, fx.Node] = {}
+        """The node that holds each tensor."""
+        self.live = set(captured.graph.resident)
+        self.updates: list[tuple[fx.Node, fx.Node]] = []
+        self.late_storages = self._find_late_storages()
+
+    def run(self, num_fwd_outputs: int) -> Pair:
+        from torch._functorch.partitioners import _extract_fwd_bwd_modules
+
+        self.inputs = {
+            node: self.graph.node_copy(node)
+            for node in self.joint.module.graph.nodes
+            if node.op in ("placeholder", "get_attr")
+        }
+        self.made.update({name: self.inputs[node] for name, node in self.captured.lowered.resident.items()})
+        early: set[fx.Node] = set()
+        for verb in self.schedule:
+            if not isinstance(verb, Compute):
+                self.live.discard(verb.tensor)
+                continue
+            i = self.captured.graph.index.operation_ids[verb.operation]
+            if self.operations[i].phase == "backward" and not early:
+                self._write_updates()
+                early.update(self.graph.nodes)
+            self._write(self.captured.instructions[i])
+            self.live.update(self.operations[i].outputs)
+        self._write_output()
+        saved = self._find_saved(early, num_fwd_outputs)
+        joint = fx.GraphModule(self.joint.module, self.graph)
+        forward, backward = _extract_fwd_bwd_modules(joint, saved, [], num_fwd_outputs=num_fwd_outputs)
+        return forward, backward
+
+    def _find_late_storages(self) -> set[str | None]:
+        """Return the storages that the backward reads, its recomputations included."""
+        index = self.captured.graph.index
+        runs = [self.operations[index.operation_ids[v.operation]] for v in self.schedule if isinstance(v, Compute)]
+        first = next(k for k, operation in enumerate(runs) if operation.phase == "backward")
+        read = {tensor for operation in runs[first:] for tensor in operation.inputs}
+        return {self.captured.graph.tensor(tensor).storage for tensor in read}
+
+    def _write(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Call):
+            self._write_call(instruction)
+        elif isinstance(instruction, Snapshot):
+            self._write_snapshot(instruction)
+        elif isinstance(instruction, Update):
+            self.updates.append((self.made[instruction.target], self.made[instruction.value]))
+        elif isinstance(instruction, Return):
+            self.made.update({f"{tensor}:returned": self.made[tensor] for tensor in instruction.values})
+        elif isinstance(instruction, Tangents):
+            self.made.update(
+                {name: self.inputs[node] for name, node in zip(instruction.tensors, self.joint.tangents, strict=True)}
+            )
+
+    def _write_call(self, call: Call) -> None:
+        args, kwargs = pytree.tree_map_only(Ref, lambda ref: self.made[ref.tensor], (call.args, call.kwargs))
+        node = self.graph.call_function(call.target, tuple(args), kwargs)
+        node.meta = dict(call.node.meta)
+        for position, tensor in enumerate(call.outputs):
+            if tensor is None or tensor in self.live:
+                continue
+            self.made[tensor] = node
+            if call.has_several:
+                self.made[tensor] = self.graph.call_function(operator.getitem, (node, position))
+                self.made[tensor].meta = {"val": call.node.meta["val"][position]}
+
+    def _write_snapshot(self, snapshot: Snapshot) -> None:
+        source = self.made[snapshot.source]
+        if self.captured.graph.tensor(snapshot.tensor).storage in self.late_storages:
+            source = self.graph.call_function(aten.clone.default, (source,))
+            source.meta = {"val": self.made[snapshot.source].meta["val"].clone()}
+        self.made[snapshot.tensor] = source
+
+    def _write_updates(self) -> None:
+        """Change inputs only here, at the end of the forward, after everything that reads their old values."""
+        for old, new in self.updates:
+            copy = self.graph.call_function(aten.copy_.default, (old, new))
+            copy.meta = {"val": old.meta["val"], "partitioner_tag": "must_be_in_forward"}
+
+    def _write_output(self) -> None:
+        lowered = self.captured.lowered
+        replaced = dict(self.inputs)
+        for node, tensor in zip(self.joint.outputs, lowered.output_tensors, strict=True):
+            replaced[node] = self.made.get(f"{tensor}:returned", self.made[tensor])
+        for (_, node), tensor in zip(self.joint.gradients, lowered.gradient_tensors, strict=True):
+            replaced[node] = self.made[tensor]
+        (returned,) = self.joint.module.graph.find_nodes(op="output")
+        output = self.graph.output(fx.map_arg(returned.args[0], replaced.__getitem__))
+        output.meta = dict(returned.meta)
+
+    def _find_saved(self, early: set[fx.Node], num_fwd_outputs: int) -> list[fx.Node]:
+        """Return what the backward reads of what stood before it began."""
+        (returned,) = self.graph.find_nodes(op="output")
+        late = [node for node in self.graph.nodes if node not in early and node is not returned]
+        read = [argument for node in late for argument in node.all_input_nodes]
+        read += [value for value in returned.args[0][num_fwd_outputs:] if isinstance(value, fx.Node)]
+        given = {self.inputs[node] for node in self.joint.tangents}
+        return [node for node in dict.fromkeys(read) if node in early and node not in given and node.op != "get_attr"]

@@ -1,0 +1,58 @@
+"""Carry a schedule over to another capture of the same program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.errors import PlanMismatchError
+from scheduler.graph import Graph
+from scheduler.schedule import Compute, Free, Schedule
+
+
+def translate_schedule(schedule: Schedule, planned: Graph, fresh: Graph) -> Schedule:
+    """Return a schedule of one graph for another capture of the same program.
+
+    Operations correspond by position, tensors by the operation and output that make them.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Of `planned`.
+    planned, fresh : Graph
+
+    Raises
+    ------
+    PlanMismatchError
+        If the structures differ.
+    """
+    if planned.structure_digest != fresh.structure_digest:
+        raise PlanMismatchError(_difference(planned, fresh))
+    if schedule_names(planned) == schedule_names(fresh):
+        return schedule
+    operations = {a.name: b.name for a, b in zip(planned.operations, fresh.operations, strict=True)}
+    tensors = {
+        a: b
+        for one, other in zip(planned.operations, fresh.operations, strict=True)
+        for a, b in zip(one.outputs, other.outputs, strict=True)
+    }
+    return Schedule(
+        Compute(operations[verb.operation]) if isinstance(verb, Compute) else Free(tensors[verb.tensor])
+        for verb in schedule
+    )
+
+
+def schedule_names(graph: Graph) -> list[tuple[str, Sequence[str]]]:
+    """Return the names that a schedule may use."""
+    return [(operation.name, operation.outputs) for operation in graph.operations]
+
+
+def _difference(planned: Graph, fresh: Graph) -> str:
+    advice = "make a new plan for this model and these arguments"
+    if len(planned.operations) != len(fresh.operations):
+        return f"the plan has {len(planned.operations)} operations, the captured step {len(fresh.operations)}: {advice}"
+    for i, (one, other) in enumerate(zip(planned.operations, fresh.operations, strict=True)):
+        if one.signature != other.signature:
+            return (
+                f'operation {i} is "{one.signature}" in the plan and "{other.signature}" in the captured step: {advice}'
+            )
+    return f"the plan's graph and the captured step differ in their edges, sizes or results: {advice}"

@@ -1,0 +1,99 @@
+"""A callback that trains within a memory budget under `transformers.Trainer` (extra `trainers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from torch import Tensor, nn
+
+from scheduler.errors import InvalidOptionError, MissingExtraError
+from scheduler.plan import Plan
+from scheduler.pytorch.execute.module import CheckpointedModule
+from scheduler.pytorch.integrations.planned_forward import ForwardOptions, PlannedForward, with_buckets
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.utils.generic import ModelOutput, find_labels
+except ImportError as error:
+    raise MissingExtraError("transformers is not installed: pip install checkpoint-scheduler[trainers]") from error
+
+
+class TransformersCallback(TrainerCallback):
+    """Train the model of a `transformers.Trainer` within a memory budget.
+
+    The plan is made at the first batch, with the model's own loss in it; the optimizer's
+    state and, with gradient accumulation, existing gradients count; among several processes
+    the buckets in which gradients are reduced do too. Evaluation runs without a plan. Pad to
+    a few lengths: each other shape needs a plan of its own.
+
+    Parameters
+    ----------
+    budget : Plan, int or str
+        As for `checkpointed`.
+    **options
+        For `PlannedForward`; `on_mismatch` is "plan" by default if a budget is given and
+        there is one process.
+
+    Attributes
+    ----------
+    forward : PlannedForward or None
+        In place while training; it holds the plan.
+
+    Raises
+    ------
+    InvalidOptionError
+        When training begins, if the trainer checkpoints or compiles the model itself, or does
+        not take the model's own loss.
+    """
+
+    def __init__(self, budget: Plan | int | str, **options: Unpack[ForwardOptions]) -> None:
+        self.budget, self.options = budget, options
+        self.forward: PlannedForward | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Put the planned forward in place."""
+        for name in ("activation_checkpointing", "gradient_checkpointing", "torch_compile", "label_smoothing_factor"):
+            if getattr(args, name, False):
+                raise InvalidOptionError(
+                    f"{name} changes what a plan decides or what it takes as the loss: turn it off"
+                )
+        optimizer = kwargs["optimizer"]  # accelerate may have wrapped it
+        self.forward = _ModelForward(
+            kwargs["model"],
+            self.budget,
+            loss=_own_loss,
+            wrap=lambda loss: ModelOutput(loss=loss),  # type: ignore[no-untyped-call]
+            optimizer=getattr(optimizer, "optimizer", optimizer),
+            existing_gradients=args.gradient_accumulation_steps > 1,
+            **with_buckets(self.options, kwargs["model"]),
+        )
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        """Refuse to train on if the forward was not called."""
+        if self.forward is not None:
+            self.forward.check_applied()
+
+    def on_train_end(self, *_: object, **__: object) -> None:
+        """Give the model its own forward back."""
+        if self.forward is not None:
+            self.forward.remove()
+
+
+class _ModelForward(PlannedForward):
+    """The planned forward of a model that computes its own loss."""
+
+    def plan(self, body: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> CheckpointedModule:
+        labels = find_labels(type(self.module))  # type: ignore[no-untyped-call]
+        if not any(kwargs.get(label) is not None for label in labels):
+            raise InvalidOptionError(
+                f"the model is called with {sorted(kwargs)} and without labels ({', '.join(labels)}), so its own loss"
+                " cannot be planned: leave it to the model, without compute_loss_func, or use checkpointed"
+            )
+        return super().plan(body, args, kwargs)
+
+
+def _own_loss(outputs: Mapping[str, Tensor]) -> Tensor:
+    return outputs["loss"]

@@ -1,0 +1,81 @@
+"""A callback that trains within a memory budget under Lightning (extra `trainers`)."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from scheduler.errors import InvalidOptionError, MissingExtraError
+from scheduler.plan import Plan
+from scheduler.pytorch.integrations.planned_forward import ForwardOptions, PlannedForward, with_buckets
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise MissingExtraError("Lightning is not installed: pip install checkpoint-scheduler[trainers]") from error
+
+
+class LightningCallback(Callback):
+    """Train a `LightningModule`, or a part of it, within a memory budget.
+
+    The plan is made when the forward of that part is first called in training; the
+    optimizer's state and, with gradient accumulation, existing gradients count; among several
+    processes the buckets in which gradients are reduced do too. What `training_step` computes
+    from what the forward returns, the loss above all, is not in the plan: leave room for it
+    with `reserve=`.
+
+    Parameters
+    ----------
+    budget : Plan, int or str
+        As for `checkpointed`.
+    module : str
+        The part of the LightningModule that `training_step` calls, such as "model"; by
+        default the whole, for a `training_step` that calls `self(batch)`.
+    **options
+        For `PlannedForward`.
+
+    Attributes
+    ----------
+    forward : PlannedForward or None
+        In place while training; it holds the plan.
+
+    Raises
+    ------
+    InvalidOptionError
+        When training begins, if there are several optimizers.
+    ExecutionError
+        After the first batch, if the forward was not called.
+    """
+
+    def __init__(self, budget: Plan | int | str, *, module: str = "", **options: Unpack[ForwardOptions]) -> None:
+        self.budget, self.module, self.options = budget, module, options
+        self.forward: PlannedForward | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the planned forward in place."""
+        if len(trainer.optimizers) != 1:
+            raise InvalidOptionError(
+                f"a plan counts the state of one optimizer, and there are {len(trainer.optimizers)}"
+            )
+        are_gradients = getattr(trainer.strategy.model, "gradient_as_bucket_view", True)
+        options = self.options if are_gradients else with_buckets(self.options, pl_module)
+        self.forward = PlannedForward(
+            pl_module.get_submodule(self.module),
+            self.budget,
+            optimizer=trainer.optimizers[0],
+            existing_gradients=trainer.accumulate_grad_batches > 1,
+            **options,
+        )
+
+    def on_train_batch_end(self, *_: object, **__: object) -> None:
+        """Refuse to train on if the forward was not called."""
+        if self.forward is not None:
+            self.forward.check_applied()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the module its own forward back."""
+        if self.forward is not None:
+            self.forward.remove()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the module its own forward back."""
+        self.on_train_end(trainer, pl_module)

@@ -1,0 +1,336 @@
+"""The links of a chain: one layer, or several that belong together, and the ways to run them.
+
+A link runs forward without saving, forward with saving, and backward. Its first run in a step
+is the real one; a later run replays it: the same random numbers, and buffers as the first
+run found them, whose changes are dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Number
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+from scheduler.errors import ExecutionError
+from scheduler.pytorch.measurement.rng import restore_generators, save_generators
+
+Gradients = list[Tensor | None]
+
+_PLAIN = (
+    Number,
+    str,
+    bytes,
+    type(None),
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    slice,
+    range,
+    enum.Enum,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What passes between links: a nest of tensors and plain values, taken apart.
+
+    Attributes
+    ----------
+    leaves : tuple
+        The tensors are detached.
+    spec : TreeSpec
+    """
+
+    leaves: tuple[object, ...]
+    spec: pytree.TreeSpec
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the leaves, in order."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+
+
+def read_state(value: object, link: str) -> State:
+    """Take a nest apart.
+
+    Parameters
+    ----------
+    value : nest of tensors and plain values
+    link : str
+        Whose output it is, for messages.
+
+    Raises
+    ------
+    ExecutionError
+        If a leaf is something that may hold tensors, which could not be detached.
+    """
+    leaves, spec = pytree.tree_flatten(value)
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if leaf.layout is not torch.strided or leaf.is_nested:
+                raise ExecutionError(
+                    f'layer "{link}" returns a tensor of layout {leaf.layout}, whose storage cannot be counted:'
+                    " return dense tensors"
+                )
+        elif not isinstance(leaf, _PLAIN):
+            raise ExecutionError(
+                f'layer "{link}" returns a {type(leaf).__name__}, which cannot be detached from the layers before it:'
+                " return tensors and plain values in tuples, lists and dicts, or register the type with"
+                " torch.utils._pytree.register_pytree_node"
+            )
+    return State(tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves), spec)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What autograd keeps of one forward with saving.
+
+    Attributes
+    ----------
+    outputs : tuple of (GradientEdge or None)
+        Per leaf of the output; the edges hold the graph, and not the output.
+    inputs : tuple of GradientEdge
+        Of the differentiable leaves of the input.
+    """
+
+    outputs: tuple[GradientEdge | None, ...]
+    inputs: tuple[GradientEdge, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """What a link's first run found: random state, and the buffers that it changes."""
+
+    random: list[tuple[torch.Generator, Tensor]]
+    buffers: tuple[Tensor | None, ...]
+
+
+class Link:
+    """One layer, or several that run as one, called with a state.
+
+    Parameters
+    ----------
+    name : str
+    parts : sequence of callable
+        Each takes what the one before returns.
+    differentiable : sequence of bool
+        Per leaf of the input: whether it requires a gradient.
+    changing : sequence of (Module, str)
+        Buffers that the forward changes.
+    takes_arguments : bool
+        Whether the first part takes the arguments of the call instead: `(args, kwargs)`.
+
+    Attributes
+    ----------
+    modules : tuple of Module
+        Parts and everything in them.
+    needs_grad_mode : bool
+        Whether the output has the same bits only with gradients enabled, as that of recurrent
+        layers on the CPU; then a forward without saving saves, and drops it at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Sequence[Callable[..., object]],
+        differentiable: Sequence[bool],
+        *,
+        changing: Sequence[tuple[nn.Module, str]] = (),
+        takes_arguments: bool = False,
+    ) -> None:
+        self.name = name
+        self.parts = tuple(parts)
+        self.differentiable = tuple(differentiable)
+        self.changing = tuple(changing)
+        self.takes_arguments = takes_arguments
+        self.modules = self.current_modules()
+        self.needs_grad_mode = any(isinstance(module, nn.RNNBase) for module in self.modules)
+
+    def find_grad_mode(self, state: State) -> None:
+        """Find out whether the output for this state has the same bits without gradients enabled."""
+        moment = self.remember()
+        with self.replay(moment):
+            with_saving, _ = self.forward_saving(state)
+        with self.replay(moment):
+            without = self.forward(state)
+        pairs = zip(with_saving.tensors, without.tensors, strict=True)
+        self.needs_grad_mode |= not all(torch.equal(a, b) for a, b in pairs)
+
+    def current_modules(self) -> tuple[nn.Module, ...]:
+        """Return parts and everything in them, as they are now."""
+        return tuple(
+            dict.fromkeys(module for part in self.parts if isinstance(part, nn.Module) for module in part.modules())
+        )
+
+    def trainable(self) -> list[Tensor]:
+        """Return the distinct parameters that require a gradient."""
+        parameters = (parameter for module in self.modules for parameter in module._parameters.values())
+        return [*dict.fromkeys(p for p in parameters if p is not None and p.requires_grad)]
+
+    def forward(self, state: State) -> State:
+        """Run forward without saving."""
+        if self.needs_grad_mode:
+            return self.forward_saving(state)[0]
+        with torch.no_grad(), _own_casts():
+            return read_state(self._call(pytree.tree_unflatten(state.leaves, state.spec)), self.name)
+
+    def forward_saving(self, state: State) -> tuple[State, Saved]:
+        """Run forward with saving."""
+        leaves = list(state.leaves)
+        with torch.enable_grad(), _own_casts():
+            where = [i for i, wanted in enumerate(self.differentiable) if wanted]
+            edges = _enter(leaves, where)
+            value = self._call(pytree.tree_unflatten(leaves, state.spec))
+        outputs = tuple(
+            get_gradient_edge(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else None
+            for leaf in pytree.tree_leaves(value)
+        )
+        return read_state(value, self.name), Saved(outputs, edges)
+
+    def backward(
+        self,
+        saved: Saved,
+        incoming: Sequence[Tensor | None],
+        wanted: Sequence[Tensor],
+        *,
+        keep_saved: bool = False,
+    ) -> tuple[Gradients, Gradients]:
+        """Run backward.
+
+        Parameters
+        ----------
+        saved : Saved
+            It is used up, unless `keep_saved` is true.
+        incoming : sequence of (Tensor or None)
+            Gradients of the leaves of the output.
+        wanted : sequence of Tensor
+            Parameters.
+        keep_saved : bool
+            Then up to all saved bytes count on top of the workspace, which is measured
+            without: autograd lets go of them as it goes.
+
+        Returns
+        -------
+        list, list
+            Gradients of the differentiable leaves of the input, and of the parameters.
+        """
+        pairs = [(e, g) for e, g in zip(saved.outputs, incoming, strict=True) if e is not None and g is not None]
+        inputs: list[Tensor | GradientEdge] = [*saved.inputs, *wanted]
+        if not pairs or not inputs:
+            return [None] * len(saved.inputs), [None] * len(wanted)
+        with _without_hooks(wanted):
+            found = torch.autograd.grad(
+                [edge for edge, _ in pairs],
+                inputs,  # type: ignore[arg-type]
+                [gradient for _, gradient in pairs],
+                retain_graph=keep_saved,
+                allow_unused=True,
+            )
+        return list(found[: len(saved.inputs)]), list(found[len(saved.inputs) :])
+
+    def remember(self, last: Moment | None = None) -> Moment:
+        """Return what a replay of the coming run will need; random state is shared with `last` if it is the same."""
+        random = save_generators()
+        if last is not None and len(random) == len(last.random):
+            pairs = zip(random, last.random, strict=True)
+            if all(torch.equal(now, then) for (_, now), (_, then) in pairs):
+                random = last.random
+        found = (module._buffers.get(name) for module, name in self.changing)
+        return Moment(random, tuple(None if buffer is None else buffer.detach().clone() for buffer in found))
+
+    @contextlib.contextmanager
+    def replay(self, moment: Moment) -> Iterator[None]:
+        """Let runs inside be repetitions of the first one, and leave no trace of them."""
+        random = save_generators()
+        buffers = [module._buffers.get(name) for module, name in self.changing]
+        try:
+            restore_generators(moment.random)
+            for (module, name), buffer in zip(self.changing, moment.buffers, strict=True):
+                module._buffers[name] = None if buffer is None else buffer.clone()
+            yield
+        finally:
+            for (module, name), buffer in zip(self.changing, buffers, strict=True):
+                module._buffers[name] = buffer
+            restore_generators(random)
+
+    def fixed_tensors(self) -> list[Tensor]:
+        """Return parameters and the buffers that no run changes: what a replay must find unchanged."""
+        found: list[Tensor | None] = []
+        for module in self.modules:
+            found += module._parameters.values()
+            found += (tensor for name, tensor in module._buffers.items() if (module, name) not in self.changing)
+        return [tensor for tensor in found if tensor is not None]
+
+    def _call(self, value: object) -> object:
+        first, *others = self.parts
+        if self.takes_arguments:
+            args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", value)
+            value = first(*args, **kwargs)
+        else:
+            value = first(value)
+        for part in others:
+            value = part(value)
+        return value
+
+
+class _Entry(torch.autograd.Function):
+    """Where the graph of a link begins: its input as tensors of their own, on the same storages.
+
+    A detached leaf would do the same, but the node that accumulates its gradient holds it.
+    """
+
+    @staticmethod
+    def forward(ctx, anchor, *tensors):  # type: ignore[no-untyped-def]
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+        raise AssertionError("gradients are taken at the edges of this node")
+
+
+def _enter(leaves: list[object], where: Sequence[int]) -> tuple[GradientEdge, ...]:
+    """Replace the leaves at these places by tensors that begin a graph, and return their edges."""
+    if not where:
+        return ()
+    anchor = torch.empty(0, requires_grad=True)
+    entered = _Entry.apply(anchor, *(leaves[i] for i in where))  # type: ignore[no-untyped-call]
+    for i, tensor in zip(where, entered, strict=True):
+        leaves[i] = tensor
+    return tuple(get_gradient_edge(tensor) for tensor in entered)
+
+
+@contextlib.contextmanager
+def _own_casts() -> Iterator[None]:
+    """Share autocast's copies of weights with no later run.
+
+    A copy made without saving would cut its gradient, and one made with saving would outlive
+    the graph that it is counted with.
+    """
+    try:
+        yield
+    finally:
+        if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+            torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def _without_hooks(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Silence the tensor hooks of parameters: they run when the gradient is accumulated."""
+    hooks = [(p._backward_hooks, dict(p._backward_hooks)) for p in parameters if p._backward_hooks]
+    for registered, _ in hooks:
+        registered.clear()
+    try:
+        yield
+    finally:
+        for registered, kept in hooks:
+            registered.update(kept)

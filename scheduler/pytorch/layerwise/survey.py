@@ -1,0 +1,193 @@
+"""The layers of a model before they are measured: what passes from one to the next.
+
+One sweep of forwards finds the states between layers, and the layers that must run as one:
+one that only views its input, or changes it in place, shares its storages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import _pytree as pytree
+
+from scheduler.errors import ExecutionError, InvalidOptionError
+from scheduler.pytorch.capture.constants import find_constants
+from scheduler.pytorch.layerwise.groups import Link, Saved, State, read_state
+from scheduler.pytorch.measurement.memory import storage_sizes
+
+LayerFunction = Callable[..., object]
+Layers = nn.Module | Sequence[LayerFunction]
+"""An `nn.Sequential` or a sequence; other modules are refused when their layers are read."""
+
+
+def name_parts(layers: Layers, loss: Callable[..., Tensor] | None) -> list[tuple[str, LayerFunction]]:
+    """Return the layers and the loss with a name for each.
+
+    Raises
+    ------
+    InvalidOptionError
+        As `profile_layers`.
+    """
+    if isinstance(layers, nn.Sequential):
+        hooks = (layers._forward_hooks, layers._forward_pre_hooks, layers._backward_hooks, layers._backward_pre_hooks)
+        if type(layers).forward is not nn.Sequential.forward or any(hooks):
+            raise InvalidOptionError(
+                f"{type(layers).__name__} does more than call its layers in turn (a forward or hooks of its own):"
+                " give the layers as a list"
+            )
+        named: list[tuple[str, object]] = list(layers._modules.items())
+    elif isinstance(layers, Sequence) and not isinstance(layers, str):
+        named = [(str(number), layer) for number, layer in enumerate(layers)]
+    else:
+        raise InvalidOptionError(
+            f"layers are an nn.Sequential or a list of layers, not {type(layers).__name__}:"
+            ' give its layers as a list, or use granularity="operations"'
+        )
+    parts: list[tuple[str, LayerFunction]] = []
+    for name, layer in named:
+        if not callable(layer):
+            raise InvalidOptionError(f'layer "{name}" is a {type(layer).__name__}, which cannot be called')
+        kind = type(layer).__name__ if isinstance(layer, nn.Module) else getattr(layer, "__name__", "layer")
+        parts.append((f"{name}.{kind}", layer))
+    if not parts:
+        raise InvalidOptionError("there are no layers")
+    return parts if loss is None else [*parts, ("loss", loss)]
+
+
+class Survey:
+    """The first sweep: what passes between layers, and which layers must run as one."""
+
+    def __init__(self, parts: list[tuple[str, LayerFunction]], arguments: tuple[object, ...]) -> None:
+        self.constants = [_constants_of(part) for _, part in parts]
+        state, flags = _arguments_state(arguments)
+        self.input_keys = storage_keys(state.tensors)
+        owned = [tensor for _, part in parts for tensor in tensors_of(part)]
+        owned += [tensor for found in self.constants for tensor in found]
+        self.resident_keys = self.input_keys | storage_keys(owned)
+        self.starts = [0]
+        self.states = [state]
+        self.flags = [flags]
+        self.found: list[list[Tensor]] = []
+        self.changing: list[tuple[tuple[nn.Module, str], ...]] = []
+        self.parts = parts
+        for number, (name, part) in enumerate(parts):
+            link = Link(name, [part], flags, takes_arguments=number == 0)
+            state, flags = self._advance(number, link, state)
+        self.starts.append(len(parts))
+        self.states.append(state)
+        self.flags.append(flags)
+
+    def _advance(self, number: int, link: Link, state: State) -> tuple[State, tuple[bool, ...]]:
+        versions = [tensor._version for tensor in state.tensors]
+        buffers = _buffers_of(link)
+        output, saved = link.forward_saving(state)
+        self.found.append(_leaves_of_graph(saved))
+        self.changing.append(tuple(buffer.place for buffer in buffers if buffer.has_changed()))
+        changed = [t for t, version in zip(state.tensors, versions, strict=True) if t._version != version]
+        if storage_keys(changed) & self.resident_keys:
+            raise ExecutionError(
+                f'layer "{link.name}" changes the arguments of the call in place, so it could not run twice:'
+                " make it work on a copy"
+            )
+        own = storage_keys(output.tensors) - self.resident_keys
+        joined = storage_keys(changed)
+        if own and own <= storage_keys(state.tensors):
+            joined |= own
+        if number:
+            self.starts.append(number)
+            self.states.append(state)
+            self.flags.append(link.differentiable)
+        while len(self.starts) > 1 and storage_keys(self.states[-1].tensors) & joined:
+            del self.starts[-1], self.states[-1], self.flags[-1]
+        return output, tuple(edge is not None for edge in saved.outputs)
+
+    def links(self) -> list[Link]:
+        """Return the links: layers that must run as one are one."""
+        links = []
+        for start, end, flags in zip(self.starts[:-1], self.starts[1:], self.flags[:-1], strict=True):
+            name = "+".join(name for name, _ in self.parts[start:end])
+            parts = [part for _, part in self.parts[start:end]]
+            changing = [place for places in self.changing[start:end] for place in places]
+            links.append(Link(name, parts, flags, changing=changing, takes_arguments=start == 0))
+        return links
+
+    def trained(self, number: int) -> list[Tensor]:
+        """Return the leaves that the graphs of a link reach, parameters or not, each once."""
+        span = range(self.starts[number], self.starts[number + 1])
+        return [*dict.fromkeys(tensor for i in span for tensor in self.found[i])]
+
+    def link_constants(self, number: int) -> list[Tensor]:
+        """Return the tensors that a link reads besides parameters, buffers and its input."""
+        span = range(self.starts[number], self.starts[number + 1])
+        return [tensor for i in span for tensor in self.constants[i]]
+
+
+def _arguments_state(arguments: tuple[object, ...]) -> tuple[State, tuple[bool, ...]]:
+    leaves = pytree.tree_leaves(arguments)
+    flags = tuple(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
+    return read_state(arguments, "arguments"), flags
+
+
+def tensors_of(part: LayerFunction) -> list[Tensor]:
+    """Return parameters and buffers."""
+    return [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else []
+
+
+def _constants_of(part: LayerFunction) -> list[Tensor]:
+    if isinstance(part, nn.Module):
+        return [holder.get() for _, _, holder in find_constants(part, None)]
+    return [holder.get() for _, _, holder in find_constants(nn.Module(), part)]
+
+
+def storage_keys(tensors: Iterable[Tensor]) -> set[int]:
+    """Return the identities of the storages; they hold while the tensors live."""
+    return set(storage_sizes(tensors))
+
+
+def _leaves_of_graph(saved: Saved) -> list[Tensor]:
+    """Return the leaf tensors whose gradients a graph computes, its own entry left out."""
+    seen = {edge.node for edge in saved.inputs}
+    stack = [edge.node for edge in saved.outputs if edge is not None]
+    found: list[Tensor] = []
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            found.append(variable)
+        stack += [following for following, _ in node.next_functions if following is not None]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Buffer:
+    """A buffer as it was before a run."""
+
+    place: tuple[nn.Module, str]
+    tensor: Tensor
+    version: int
+    value: Tensor
+
+    def has_changed(self) -> bool:
+        """Return whether the run changed or replaced it, or another run may, as those of a normalisation."""
+        module, name = self.place
+        now = module._buffers.get(name)
+        if isinstance(module, _NormBase) and module.training:
+            return True
+        return now is not self.tensor or now._version != self.version or not torch.equal(now, self.value)
+
+
+def _buffers_of(link: Link) -> list[_Buffer]:
+    """Return the buffers of a link as they are now."""
+    return [
+        _Buffer((module, name), buffer, buffer._version, buffer.detach().clone())
+        for module in link.modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]

@@ -1,0 +1,118 @@
+"""The allocator's peak of a step, from the profiler's events."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch._C._profiler import _ExtraFields_Allocation, _ProfilerEvent
+
+Step = Callable[[], object]
+"""One training step: a forward and a backward; it drops old gradients itself."""
+
+
+def allocator_peak(step: Step) -> int:
+    """Return the most bytes that a step holds beyond what was allocated before it; see `allocator_peaks`."""
+    (peak,) = allocator_peaks([step])
+    return peak
+
+
+def allocator_peaks(steps: Sequence[Step]) -> list[int]:
+    """Return the most bytes that each of several steps holds beyond what was allocated before it.
+
+    It is the running sum of the profiler's memory events, which are those of PyTorch's
+    allocator: on the CPU, what libraries below allocate by themselves (oneDNN's scratch memory,
+    thread stacks) and what malloc rounds up is not among them; on CUDA blocks count as large
+    as the caching allocator makes them. Only the accelerator's memory counts for a step that
+    uses one. Unlike the allocator's own peak, the sum does not start from what the step lets
+    go of at first, such as gradients of the step before.
+    """
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    )
+    with _native_stderr_closed():
+        profiler.start()
+    try:
+        for number, step in enumerate(steps):
+            with torch.profiler.record_function(f"{_STEP}{number}"):
+                step()
+    finally:
+        with _native_stderr_closed():
+            profiler.stop()
+    roots = profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    events = list(_with_children(roots))
+    spans = {event.name: event for event in events if event.name.startswith(_STEP)}
+    allocations = sorted(_allocations(events), key=_time_of)
+    return [_peak(_within(spans[f"{_STEP}{number}"], allocations)) for number in range(len(steps))]
+
+
+_STEP = "scheduler step "
+
+
+@contextlib.contextmanager
+def _native_stderr_closed() -> Iterator[None]:
+    """Send what native code writes to stderr to nowhere: the profiler announces its start and stop there."""
+    kept = os.dup(_STDERR)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), _STDERR)
+        yield
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(kept)
+
+
+_STDERR = 2
+
+
+_Allocation = tuple[int, int, int, bool]
+"""Time in ns, address, bytes (negative for a release), and whether on the CPU."""
+
+
+def _time_of(allocation: _Allocation) -> int:
+    return allocation[0]
+
+
+def _within(span: _ProfilerEvent, allocations: Sequence[_Allocation]) -> Sequence[_Allocation]:
+    """Return the allocations of all threads while an event lasts."""
+    begin = bisect.bisect_left(allocations, span.start_time_ns, key=_time_of)
+    end = bisect.bisect_right(allocations, span.end_time_ns, key=_time_of)
+    return allocations[begin:end]
+
+
+def _peak(allocations: Sequence[_Allocation]) -> int:
+    # A block allocated before the profile began is freed without having been counted.
+    held: dict[int, int] = {}
+    total = peak = 0
+    only_cpu = all(on_cpu for *_, on_cpu in allocations)
+    for _, pointer, size, on_cpu in allocations:
+        if on_cpu is not only_cpu:
+            continue
+        if size > 0:
+            held[pointer] = size
+            total += size
+            peak = max(peak, total)
+        else:
+            total -= held.pop(pointer, 0)
+    return peak
+
+
+def _with_children(events: Iterable[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
+    """Yield all events of some trees; where a dispatch mode is active, its own stand above those of a step."""
+    pending = list(events)
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        yield event
+
+
+def _allocations(events: Iterable[_ProfilerEvent]) -> list[_Allocation]:
+    found = []
+    for event in events:
+        fields = event.extra_fields
+        if isinstance(fields, _ExtraFields_Allocation):
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size, fields.device.type == "cpu"))
+    return found

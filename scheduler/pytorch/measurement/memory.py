@@ -1,0 +1,281 @@
+"""What a training step really uses: live storages, the allocator's peak, FLOPs and time.
+
+Live storages are counted to the byte by a dispatch mode, on every device, and are what a
+plan predicts. The allocator's peak is what the device must hold: it adds what operators
+allocate inside themselves and the allocator's rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from scheduler.errors import InvalidOptionError
+from scheduler.pytorch.measurement.allocator import Step, allocator_peak
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one training step used.
+
+    Attributes
+    ----------
+    live_peak_bytes : int
+        Largest sum of live storages at any moment, resident storages included: comparable
+        with `Simulation.peak_bytes`.
+    allocator_peak_bytes : int
+        Largest sum of allocations at any moment, resident storages included. It also counts
+        what operators allocate inside themselves.
+    resident_bytes : int
+        Bytes of the storages given as resident.
+    flops : int
+        Floating-point operations of matrix products, convolutions and attention.
+    seconds : float
+        Shortest time of one step.
+    baseline_seconds : float or None
+        Shortest time of the baseline step, timed in turn with this one.
+    """
+
+    live_peak_bytes: int
+    allocator_peak_bytes: int
+    resident_bytes: int
+    flops: int
+    seconds: float
+    baseline_seconds: float | None = None
+
+    @property
+    def overhead(self) -> float | None:
+        """Time over the baseline's time, less 1; None without a baseline."""
+        return None if self.baseline_seconds is None else self.seconds / self.baseline_seconds - 1
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the bytes of every storage that an operator returns while this mode is active.
+
+    A storage is counted once, from the operator that returns it until nothing refers to it
+    any more. Storages of `ignored` tensors are never counted.
+
+    Parameters
+    ----------
+    ignored : iterable of Tensor
+        Parameters, buffers and inputs: the resident tensors.
+
+    Attributes
+    ----------
+    live_bytes, peak_bytes : int
+        Now, and at most so far.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, ignored: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        # Held, so that no other storage can come to stand at the address of one of them.
+        self._held = tuple(ignored)
+        self._ignored = {tensor.untyped_storage()._cdata for tensor in self._held}
+        self._sizes: dict[int, int] = {}
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf.untyped_storage())
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._ignored:
+            return
+        size = storage.nbytes()
+        if key not in self._references:
+            self._references[key] = weakref.ref(storage, functools.partial(self._forget, key))
+        self.live_bytes += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
+
+    def _forget(self, key: int, _: object) -> None:
+        self.live_bytes -= self._sizes.pop(key, 0)
+        self._references.pop(key, None)
+
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the floating-point operations of every operator that has a known formula.
+
+    Unlike torch's FlopCounterMode it follows no modules, so it also works inside custom
+    autograd functions.
+
+    Attributes
+    ----------
+    flops : int
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.flops += count_flops(func, args, kwargs, result)
+        return result
+
+
+def count_flops(operator: object, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> int:
+    """Return the floating-point operations of one call, 0 if no formula is known.
+
+    Parameters
+    ----------
+    operator : OpOverload
+    args, kwargs
+        As the operator was called; fake tensors will do.
+    result
+        What it returned.
+    """
+    formula = flop_registry.get(getattr(operator, "overloadpacket", operator))
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the distinct storages of these tensors."""
+    return sum(storage_sizes(tensors).values())
+
+
+def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of each distinct storage of these tensors, by its identity."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {storage._cdata: storage.nbytes() for storage in storages}
+
+
+def resident_tensors(module: torch.nn.Module, inputs: object = ()) -> list[torch.Tensor]:
+    """Return parameters, buffers and the tensors in nested `inputs`: what a step keeps throughout."""
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    return [*module.parameters(), *module.buffers(), *leaves]
+
+
+def training_step(
+    module: torch.nn.Module,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    loss: Callable[..., torch.Tensor] | None = None,
+) -> Step:
+    """Return a step: drop the gradients, run forward and backward, return the loss detached.
+
+    Parameters
+    ----------
+    module : nn.Module
+    args, kwargs
+        Its arguments.
+    loss : callable, optional
+        Makes the scalar loss of the module's outputs; without it the module returns the loss.
+    """
+
+    def step() -> torch.Tensor:
+        module.zero_grad(set_to_none=True)
+        outputs = module(*args, **(kwargs or {}))
+        value: torch.Tensor = outputs if loss is None else loss(outputs)
+        del outputs
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
+
+    return step
+
+
+def measure(
+    step: Step,
+    *,
+    resident: Iterable[torch.Tensor] = (),
+    repeats: int = 3,
+    baseline: Step | None = None,
+) -> Measurement:
+    """Run a training step several times and say what it used.
+
+    Memory and FLOPs are counted in runs of their own, which are not timed. The first run
+    of all is a warm-up.
+
+    Parameters
+    ----------
+    step : callable
+        One training step, forward and backward; see `training_step`.
+    resident : iterable of Tensor
+        Parameters, buffers and inputs; counted as `resident_bytes`, not as made by the step.
+    repeats : int
+        Timed runs.
+    baseline : callable, optional
+        Another step, timed in turn with this one.
+
+    Returns
+    -------
+    Measurement
+
+    Raises
+    ------
+    InvalidOptionError
+        If `repeats` is less than 1.
+    """
+    if repeats < 1:
+        raise InvalidOptionError(f"repeats is at least 1, not {repeats}")
+    kept = list(resident)
+    resident_bytes = storage_bytes(kept)
+    step()
+    tracker, counter = StorageTracker(kept), FlopCounter()
+    with tracker, counter:
+        step()
+    steps = {"step": step} if baseline is None else {"step": step, "baseline": baseline}
+    times = measure_times(steps, repeats)
+    return Measurement(
+        live_peak_bytes=resident_bytes + tracker.peak_bytes,
+        allocator_peak_bytes=resident_bytes + allocator_peak(step),
+        resident_bytes=resident_bytes,
+        flops=counter.flops,
+        seconds=min(times["step"]),
+        baseline_seconds=None if baseline is None else min(times["baseline"]),
+    )
+
+
+def now() -> float:
+    """Return the clock in seconds, once the device has finished what it was given."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure_times(
+    steps: Mapping[str, Step], repeats: int, *, clock: Callable[[], float] = now
+) -> dict[str, list[float]]:
+    """Return the times of each step in seconds, run in turn so that noise falls on all alike.
+
+    Parameters
+    ----------
+    steps : mapping of str to callable
+    repeats : int
+        Timed runs of each; one run of each before is not timed.
+    clock : callable
+        Returns seconds; `time.process_time` leaves out what other processes take.
+
+    Returns
+    -------
+    dict of str to list of float
+    """
+    for step in steps.values():
+        step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name, step in steps.items():
+            start = clock()
+            step()
+            times[name].append(clock() - start)
+    return times

@@ -1,0 +1,90 @@
+"""The compiled walk of slot annealing: random moves, worse ones less and less."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler.solvers.anneal.moves import change, draw, shift_first, undo, update_phases
+from scheduler.solvers.anneal.state import (
+    AREA,
+    BEST,
+    COST,
+    FITTING,
+    INSERTED,
+    KEPT,
+    LOG,
+    REMOVED_FIXED,
+    SEEN,
+    STALE,
+    WEIGHT,
+    kernel,
+)
+
+SHIFTS_OF_FIRSTS = 0.4
+"""Share of the moves that shift a first run, where the order is free."""
+
+
+@kernel
+def anneal(m, s, moves, hot, cold, free):  # type: ignore[no-untyped-def]
+    """Make random moves while the temperature falls geometrically from hot to cold.
+
+    The energy is the cost plus the weight times the area over budget. The cheapest fitting
+    sequence is kept in `kept_run`. With `free`, first runs move too.
+    """
+    temperature, fall = hot, (cold / hot) ** (64.0 / max(moves, 64))
+    for move in range(moves):
+        if move % 64 == 63:
+            temperature *= fall
+        _adapt_weight(m, s)
+        cost, area, weight = s.levels[COST], s.counts[AREA], s.levels[WEIGHT]
+        limit = -temperature * np.log(1.0 - draw(s))
+        moves_first = free and draw(s) < SHIFTS_OF_FIRSTS
+        s.counts[LOG] = 0
+        made = shift_first(m, s) if moves_first else change(m, s, limit + weight * area)
+        if not made:
+            continue
+        if s.levels[COST] - cost + weight * (s.counts[AREA] - area) > limit:
+            undo(m, s)
+            s.levels[COST] = cost
+            continue
+        if moves_first:
+            update_phases(m, s)
+        if s.counts[STALE] == 1 and (s.counts[AREA] > 0 or s.levels[COST] > s.levels[BEST]):
+            _copy_before(s, s.counts[LOG])
+        if s.counts[AREA] == 0 and s.levels[COST] < s.levels[BEST] * (1.0 - 1e-12):
+            s.levels[BEST] = s.levels[COST]
+            s.counts[STALE] = 1
+    if s.counts[STALE] == 1:
+        _keep(s)
+
+
+@kernel
+def _adapt_weight(m, s):  # type: ignore[no-untyped-def]
+    """Let the weight follow the share of fitting states, half of which should fit."""
+    if s.counts[AREA] == 0:
+        s.counts[FITTING] += 1
+    s.counts[SEEN] += 1
+    seen = s.counts[SEEN]
+    if seen >= max(512, 4 * m.time.shape[0]):
+        share = s.counts[FITTING] / seen
+        s.levels[WEIGHT] *= 1.1 if share < 0.4 else 0.92 if share > 0.6 else 1.0
+        s.counts[FITTING] = s.counts[SEEN] = 0
+
+
+@kernel
+def _keep(s):  # type: ignore[no-untyped-def]
+    for slot in range(s.run.shape[0]):
+        s.kept_run[slot] = s.run[slot]
+        s.kept_fixed[slot] = s.fixed[slot]
+    s.counts[STALE] = 0
+    s.counts[KEPT] += 1
+
+
+@kernel
+def _copy_before(s, log):  # type: ignore[no-untyped-def]
+    """Keep the sequence as it stood before the logged move, which leaves the best state."""
+    _keep(s)
+    for place in range(log - 1, -1, -1):
+        op, slot, kind = s.log[place, 0], s.log[place, 1], s.log[place, 2]
+        s.kept_run[slot] = -1 if kind == INSERTED else op
+        s.kept_fixed[slot] = kind == REMOVED_FIXED

@@ -1,0 +1,247 @@
+"""Compiled kernels of slot annealing: memory kept exactly while runs come and go.
+
+When a run enters or leaves, only the ends of a few instances move, and each moved end is one
+addition over a contiguous range of slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler.solvers.anneal.state import (
+    AREA,
+    BLOCK,
+    COST,
+    FIRST_BACKWARD,
+    FIRSTS,
+    HIDDEN,
+    LAST_FORWARD,
+    LOG,
+    LOOSE,
+    kernel,
+)
+
+
+@kernel
+def _refresh_block(s, block):  # type: ignore[no-untyped-def]
+    """Recount a block's highest memory and its area over budget."""
+    first = block * BLOCK
+    highest = s.memory[first]
+    for i in range(first + 1, first + BLOCK):
+        highest = max(highest, s.memory[i])
+    s.highest[block] = highest
+    _refresh_area(s, block)
+
+
+@kernel
+def _refresh_area(s, block):  # type: ignore[no-untyped-def]
+    over = np.int64(0)
+    if s.highest[block] + s.pending[block] > 0:
+        pending = s.pending[block]
+        for i in range(block * BLOCK, block * BLOCK + BLOCK):
+            over += max(np.int64(0), s.memory[i] + pending)
+    s.counts[AREA] += over - s.area[block]
+    s.area[block] = over
+
+
+@kernel
+def _add(s, first, stop, amount):  # type: ignore[no-untyped-def]
+    """Add to the memory of slots first .. stop - 1."""
+    if first >= stop or amount == 0:
+        return
+    low, high = first // BLOCK, (stop - 1) // BLOCK
+    if low == high:
+        for i in range(first, stop):
+            s.memory[i] += amount
+        _refresh_block(s, low)
+        return
+    for i in range(first, (low + 1) * BLOCK):
+        s.memory[i] += amount
+    _refresh_block(s, low)
+    for block in range(low + 1, high):
+        s.pending[block] += amount
+        if s.area[block] > 0 or s.highest[block] + s.pending[block] > 0:
+            _refresh_area(s, block)
+    for i in range(high * BLOCK, stop):
+        s.memory[i] += amount
+    _refresh_block(s, high)
+
+
+@kernel
+def serving(m, s, tensor, slot):  # type: ignore[no-untyped-def]
+    """Return the last slot before this one that makes a tensor, and its group there; -1 for none."""
+    best, group = -1, 0
+    for e in range(m.maker_start[tensor], m.maker_start[tensor + 1]):
+        op = m.makers[e]
+        k = s.times_run[op] - 1
+        while k >= 0 and s.occurrences[op, k] >= slot:
+            k -= 1
+        if k >= 0 and s.occurrences[op, k] > best:
+            best = s.occurrences[op, k]
+            group = m.maker_group[e]
+    return best, group
+
+
+@kernel
+def last_read(m, s, tensor, after, before):  # type: ignore[no-untyped-def]
+    """Return the last slot strictly between two that reads a tensor, or the first of the two."""
+    best = after
+    for e in range(m.reader_start[tensor], m.reader_start[tensor + 1]):
+        op = m.readers[e]
+        for k in range(s.times_run[op] - 1, -1, -1):
+            slot = s.occurrences[op, k]
+            if slot < before:
+                best = max(best, slot)
+                break
+    return best
+
+
+@kernel
+def _next_run(s, ops, slot):  # type: ignore[no-untyped-def]
+    """Return the first slot after this one that runs any of these operations; the number of slots for none."""
+    best = s.run.shape[0]
+    for op in ops:
+        for k in range(s.times_run[op]):
+            if s.occurrences[op, k] > slot:
+                best = min(best, s.occurrences[op, k])
+                break
+    return best
+
+
+@kernel
+def next_make(m, s, tensor, slot):  # type: ignore[no-untyped-def]
+    """Return the first slot after this one that makes a tensor; the number of slots for none."""
+    return _next_run(s, m.makers[m.maker_start[tensor] : m.maker_start[tensor + 1]], slot)
+
+
+@kernel
+def next_read(m, s, tensor, slot):  # type: ignore[no-untyped-def]
+    """Return the first slot after this one that reads a tensor; the number of slots for none."""
+    return _next_run(s, m.readers[m.reader_start[tensor] : m.reader_start[tensor + 1]], slot)
+
+
+@kernel
+def end_of(m, s, tensor, slot):  # type: ignore[no-untyped-def]
+    """Return the last slot that holds what was made of a tensor at a slot."""
+    following = next_make(m, s, tensor, slot)
+    if following == s.run.shape[0] and m.is_result[tensor]:
+        return following - 1
+    return last_read(m, s, tensor, slot, following)
+
+
+@kernel
+def _refresh_instance(m, s, slot, group):  # type: ignore[no-untyped-def]
+    """Recompute an instance's end, and move its bytes."""
+    op = s.run[slot]
+    end = slot
+    for e in range(m.output_start[op], m.output_start[op + 1]):
+        if m.output_group[e] == group:
+            end = max(end, end_of(m, s, m.outputs[e], slot))
+    old = s.end[slot, group]
+    size = m.group_bytes[m.group_start[op] + group]
+    if end > old:
+        _add(s, old + 1, end + 1, size)
+    elif end < old:
+        _add(s, end + 1, old + 1, -size)
+    s.end[slot, group] = end
+
+
+@kernel
+def insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
+    """Put a run into an empty slot; its inputs are made before it."""
+    s.run[slot] = op
+    s.fixed[slot] = fixed
+    _add(s, slot, slot + 1, HIDDEN + m.workspace[op])
+    k = s.times_run[op]
+    while k > 0 and s.occurrences[op, k - 1] > slot:
+        s.occurrences[op, k] = s.occurrences[op, k - 1]
+        k -= 1
+    s.occurrences[op, k] = slot
+    s.times_run[op] += 1
+    for e in range(m.input_start[op], m.input_start[op + 1]):
+        source, group = serving(m, s, m.inputs[e], slot)
+        if source >= 0 and s.end[source, group] < slot:
+            _add(s, s.end[source, group] + 1, slot + 1, m.group_bytes[m.group_start[s.run[source]] + group])
+            s.end[source, group] = slot
+    for e in range(m.output_start[op], m.output_start[op + 1]):
+        source, group = serving(m, s, m.outputs[e], slot)
+        if source >= 0:
+            _refresh_instance(m, s, source, group)
+    for group in range(m.group_start[op + 1] - m.group_start[op]):
+        s.end[slot, group] = slot - 1
+        _refresh_instance(m, s, slot, group)
+    s.levels[COST] += m.time[op]
+    if fixed:
+        s.fixed_slot[op] = slot
+    else:
+        s.loose_place[slot] = s.counts[LOOSE]
+        s.loose[s.counts[LOOSE]] = slot
+        s.counts[LOOSE] += 1
+
+
+@kernel
+def remove(m, s, slot):  # type: ignore[no-untyped-def]
+    """Empty a slot."""
+    op = s.run[slot]
+    k = s.times_run[op] - 1
+    while s.occurrences[op, k] != slot:
+        k -= 1
+    for later in range(k, s.times_run[op] - 1):
+        s.occurrences[op, later] = s.occurrences[op, later + 1]
+    s.times_run[op] -= 1
+    for group in range(m.group_start[op + 1] - m.group_start[op]):
+        _add(s, slot, s.end[slot, group] + 1, -m.group_bytes[m.group_start[op] + group])
+    _add(s, slot, slot + 1, -HIDDEN - m.workspace[op])
+    s.run[slot] = -1
+    for e in range(m.input_start[op], m.input_start[op + 1]):
+        source, group = serving(m, s, m.inputs[e], slot)
+        if source >= 0 and s.end[source, group] == slot:
+            _refresh_instance(m, s, source, group)
+    for e in range(m.output_start[op], m.output_start[op + 1]):
+        source, group = serving(m, s, m.outputs[e], slot)
+        if source >= 0:
+            _refresh_instance(m, s, source, group)
+    s.levels[COST] -= m.time[op]
+    if not s.fixed[slot]:
+        last = s.loose[s.counts[LOOSE] - 1]
+        s.loose[s.loose_place[slot]] = last
+        s.loose_place[last] = s.loose_place[slot]
+        s.counts[LOOSE] -= 1
+
+
+@kernel
+def load(m, s, ops, fixed, slots):  # type: ignore[no-untyped-def]
+    """Fill the slots with a sequence of runs."""
+    s.run[:] = -1
+    s.times_run[:] = 0
+    s.counts[LOOSE] = 0
+    s.counts[LOG] = 0
+    s.levels[COST] = 0.0
+    s.memory[:] = -HIDDEN - m.budget[0]
+    s.pending[:] = 0
+    s.highest[:] = -HIDDEN - m.budget[0]
+    s.area[:] = 0
+    s.counts[AREA] = 0
+    firsts = 0
+    for i in range(ops.shape[0]):
+        insert(m, s, ops[i], slots[i], fixed[i])
+        if fixed[i]:
+            s.firsts[firsts] = ops[i]
+            firsts += 1
+    s.counts[FIRSTS] = firsts
+    _find_phases(m, s)
+
+
+@kernel
+def _find_phases(m, s):  # type: ignore[no-untyped-def]
+    """Find the last first run of the forward phase and the first run of the backward phase."""
+    slots = s.run.shape[0]
+    s.counts[LAST_FORWARD], s.counts[FIRST_BACKWARD] = -1, slots
+    for slot in range(slots):
+        op = s.run[slot]
+        if op >= 0 and s.fixed[slot]:
+            if not m.backward[op]:
+                if s.lead[op] == op:
+                    s.counts[LAST_FORWARD] = slot
+            elif s.counts[FIRST_BACKWARD] == slots:
+                s.counts[FIRST_BACKWARD] = slot

@@ -1,0 +1,350 @@
+"""Compiled kernels of slot annealing: the random moves, and what undoes them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler.solvers.anneal.memory import end_of, insert, last_read, next_make, next_read, remove, serving
+from scheduler.solvers.anneal.state import (
+    AREA,
+    BLOCK,
+    FIRST_BACKWARD,
+    FIRSTS,
+    INSERTED,
+    LAST_FORWARD,
+    LOG,
+    LOOSE,
+    MOST_LINKS,
+    REMOVED,
+    REMOVED_FIXED,
+    RESERVED,
+    kernel,
+)
+
+DIRECTED, TRIES = 0.7, 40
+"""Share of insertions over budget that aim at a slot over budget, and how often they look for a tensor there."""
+INSERTIONS, INSERTIONS_OVER, SHIFTS = 0.25, 0.55, 0.25
+"""Shares of insertions in fitting states and in those over budget, and of shifts; the rest are drops."""
+
+
+@kernel
+def change(m, s, limit):  # type: ignore[no-untyped-def]
+    """Insert, drop or shift a recomputation; insert more often where memory is over budget."""
+    kind = draw(s)
+    if kind < (INSERTIONS_OVER if s.counts[AREA] > 0 else INSERTIONS):
+        return _again(m, s, limit)
+    if kind < 1.0 - SHIFTS:
+        return _drop(m, s)
+    return _shift(m, s)
+
+
+@kernel
+def _again(m, s, limit):  # type: ignore[no-untyped-def]
+    """Insert a recomputation of a random input before a random reader, recursively for its inputs."""
+    tensor, low, reader = _gap_over(m, s) if s.counts[AREA] > 0 and draw(s) < DIRECTED else _any_gap(m, s)
+    if tensor < 0 or m.remake[tensor] < 0:
+        return False
+    slot = _empty_slot(s, low, reader, draw(s) < 0.8)
+    if slot < 0:
+        return False
+    eager = draw(s)
+    s.links[0, 0], s.links[0, 1] = m.remake[tensor], slot
+    s.run[slot] = RESERVED
+    links, good = _link_inputs(m, s, eager)
+    extra = 0.0
+    for i in range(links):
+        s.run[s.links[i, 1]] = -1
+        extra += m.time[s.links[i, 0]]
+    if not good or extra > limit or s.counts[LOOSE] + links >= s.loose.shape[0]:
+        return False
+    _sort_links(s, links)
+    for i in range(links):
+        _do_insert(m, s, s.links[i, 0], s.links[i, 1], False)
+    return True
+
+
+@kernel
+def _link_inputs(m, s, eager):  # type: ignore[no-untyped-def]
+    """Link inputs that are gone to the first link, recursively; return how many links, and whether all can be made."""
+    links, done = 1, 0
+    while done < links:
+        op, slot = s.links[done, 0], s.links[done, 1]
+        done += 1
+        if s.times_run[op] + links >= s.occurrences.shape[1] or s.fixed_slot[s.lead[op]] >= slot:
+            return links, False
+        for e in range(m.input_start[op], m.input_start[op + 1]):
+            tensor = m.inputs[e]
+            source, group = serving(m, s, tensor, slot)
+            if source < 0:
+                return links, False
+            again = m.remake[tensor]
+            if again < 0 or s.end[source, group] >= slot or links == MOST_LINKS or draw(s) >= eager:
+                continue
+            if _is_linked(s, links, again, slot):
+                continue
+            place = _empty_slot(s, last_read(m, s, tensor, source, slot), slot, True)
+            if place >= 0:
+                s.run[place] = RESERVED
+                s.links[links, 0], s.links[links, 1] = again, place
+                links += 1
+    return links, True
+
+
+@kernel
+def _is_linked(s, links, op, slot):  # type: ignore[no-untyped-def]
+    """Return whether a link runs an operation before a slot."""
+    linked = False
+    for i in range(links):
+        linked = linked or (s.links[i, 0] == op and s.links[i, 1] < slot)
+    return linked
+
+
+@kernel
+def _sort_links(s, links):  # type: ignore[no-untyped-def]
+    """Sort the links by their slots: an input reserved below its reader goes in first."""
+    for i in range(1, links):
+        op, slot = s.links[i, 0], s.links[i, 1]
+        k = i
+        while k > 0 and s.links[k - 1, 1] > slot:
+            s.links[k, 0], s.links[k, 1] = s.links[k - 1, 0], s.links[k - 1, 1]
+            k -= 1
+        s.links[k, 0], s.links[k, 1] = op, slot
+
+
+@kernel
+def _drop(m, s):  # type: ignore[no-untyped-def]
+    """Remove a recomputation, and the recomputed inputs that nobody reads any more."""
+    if s.counts[LOOSE] == 0:
+        return False
+    slot = s.loose[_pick(s, s.counts[LOOSE])]
+    if _is_needed(m, s, slot):
+        return False
+    s.links[0, 0] = slot
+    height = 1
+    while height > 0:
+        height -= 1
+        slot = s.links[height, 0]
+        op = s.run[slot]
+        if op < 0 or (s.counts[LOG] > 0 and not _is_useless(m, s, slot)):
+            continue
+        _do_remove(m, s, slot)
+        for e in range(m.input_start[op], m.input_start[op + 1]):
+            source, _ = serving(m, s, m.inputs[e], slot)
+            room = height < MOST_LINKS and s.counts[LOG] < MOST_LINKS
+            if room and source >= 0 and not s.fixed[source] and _is_useless(m, s, source):
+                s.links[height, 0] = source
+                height += 1
+    return True
+
+
+@kernel
+def _shift(m, s):  # type: ignore[no-untyped-def]
+    """Move a recomputation between the making before it and its first reader."""
+    if s.counts[LOOSE] == 0:
+        return False
+    slot = s.loose[_pick(s, s.counts[LOOSE])]
+    op = s.run[slot]
+    if _is_needed(m, s, slot):
+        return False
+    low, high = s.fixed_slot[s.lead[op]], s.run.shape[0]
+    for e in range(m.output_start[op], m.output_start[op + 1]):
+        source, _ = serving(m, s, m.outputs[e], slot)
+        low = max(low, source)
+        high = min(high, next_read(m, s, m.outputs[e], slot))
+    place = _near_or_far(s, slot, low, high)
+    if place < 0:
+        return False
+    for e in range(m.input_start[op], m.input_start[op + 1]):
+        source, _ = serving(m, s, m.inputs[e], place)
+        if source < 0:
+            return False
+    _do_remove(m, s, slot)
+    _do_insert(m, s, op, place, False)
+    return True
+
+
+@kernel
+def shift_first(m, s):  # type: ignore[no-untyped-def]
+    """Move a first run between the first makings of its inputs and its first reader."""
+    op = s.firsts[_pick(s, s.counts[FIRSTS])]
+    if s.lead[op] != op:
+        return False
+    slot, task = s.fixed_slot[op], m.task[op]
+    slots = s.run.shape[0]
+    low, high = -1, slots
+    for e in range(m.input_start[op], m.input_start[op + 1]):
+        low = max(low, next_make(m, s, m.inputs[e], -1))
+    for e in range(m.output_start[op], m.output_start[op + 1]):
+        high = min(high, next_read(m, s, m.outputs[e], -1))
+    for e in range(m.task_start[task], m.task_start[task + 1]):
+        member = m.task_members[e]
+        for k in range(min(2, s.times_run[member])):
+            if s.occurrences[member, k] != slot:
+                high = min(high, s.occurrences[member, k])
+    if m.backward[op]:
+        low = max(low, s.counts[LAST_FORWARD])
+    else:
+        high = min(high, s.counts[FIRST_BACKWARD])
+    place = _near_or_far(s, slot, low, high)
+    if place < 0:
+        return False
+    _do_remove(m, s, slot)
+    _do_insert(m, s, op, place, True)
+    return True
+
+
+@kernel
+def undo(m, s):  # type: ignore[no-untyped-def]
+    """Take back the logged move."""
+    for place in range(s.counts[LOG] - 1, -1, -1):
+        op, slot, kind = s.log[place, 0], s.log[place, 1], s.log[place, 2]
+        if kind == INSERTED:
+            remove(m, s, slot)
+        else:
+            insert(m, s, op, slot, kind == REMOVED_FIXED)
+    s.counts[LOG] = 0
+
+
+@kernel
+def update_phases(m, s):  # type: ignore[no-untyped-def]
+    """Follow a moved first run."""
+    old, new = s.log[0, 1], s.log[1, 1]
+    if m.backward[s.run[new]]:
+        if new < s.counts[FIRST_BACKWARD]:
+            s.counts[FIRST_BACKWARD] = new
+        elif old == s.counts[FIRST_BACKWARD]:
+            while not (s.run[old] >= 0 and s.fixed[old] and m.backward[s.run[old]]):
+                old += 1
+            s.counts[FIRST_BACKWARD] = old
+    elif new > s.counts[LAST_FORWARD]:
+        s.counts[LAST_FORWARD] = new
+    elif old == s.counts[LAST_FORWARD]:
+        while not (
+            s.run[old] >= 0 and s.fixed[old] and not m.backward[s.run[old]] and s.lead[s.run[old]] == s.run[old]
+        ):
+            old -= 1
+        s.counts[LAST_FORWARD] = old
+
+
+@kernel
+def _any_gap(m, s):  # type: ignore[no-untyped-def]
+    """Return a random input of a random run, the last slot that holds it before, and the run's slot."""
+    firsts = s.counts[FIRSTS]
+    pick = _pick(s, firsts + s.counts[LOOSE])
+    reader = s.fixed_slot[s.firsts[pick]] if pick < firsts else s.loose[pick - firsts]
+    op = s.run[reader]
+    count = m.input_start[op + 1] - m.input_start[op]
+    if count == 0:
+        return -1, 0, 0
+    tensor = m.inputs[m.input_start[op] + _pick(s, count)]
+    source, _ = serving(m, s, tensor, reader)
+    return tensor, last_read(m, s, tensor, source, reader), reader
+
+
+@kernel
+def _gap_over(m, s):  # type: ignore[no-untyped-def]
+    """Return a tensor held across a slot over budget, that slot or a later read, and the next read after it."""
+    over = _slot_over(s)
+    for _ in range(TRIES):
+        slot = _pick(s, over + 1)
+        op = s.run[slot]
+        if op < 0 or slot == over:
+            continue
+        count = m.output_start[op + 1] - m.output_start[op]
+        if count == 0:
+            continue
+        e = m.output_start[op] + _pick(s, count)
+        if s.end[slot, m.output_group[e]] > over:
+            tensor = m.outputs[e]
+            return tensor, over, next_read(m, s, tensor, over)
+    return -1, 0, 0
+
+
+@kernel
+def _slot_over(s):  # type: ignore[no-untyped-def]
+    """Return a random slot over budget, where there is one."""
+    blocks = s.area.shape[0]
+    block = _pick(s, blocks)
+    while s.area[block] == 0:
+        block = (block + 1) % blocks
+    place = _pick(s, BLOCK)
+    while s.memory[block * BLOCK + place] + s.pending[block] <= 0:
+        place = (place + 1) % BLOCK
+    return block * BLOCK + place
+
+
+@kernel
+def _is_needed(m, s, slot):  # type: ignore[no-untyped-def]
+    """Return whether nothing before a slot could serve those whom its run serves."""
+    op = s.run[slot]
+    for e in range(m.output_start[op], m.output_start[op + 1]):
+        tensor = m.outputs[e]
+        source, _ = serving(m, s, tensor, slot)
+        if source < 0 and end_of(m, s, tensor, slot) > slot:
+            return True
+    return False
+
+
+@kernel
+def _is_useless(m, s, slot):  # type: ignore[no-untyped-def]
+    op = s.run[slot]
+    end = slot
+    for group in range(m.group_start[op + 1] - m.group_start[op]):
+        end = max(end, s.end[slot, group])
+    return end == slot
+
+
+@kernel
+def _empty_slot(s, low, high, near):  # type: ignore[no-untyped-def]
+    """Return an empty slot strictly between two, the last one or a random one; -1 if none is found."""
+    if high - low < 2:
+        return -1
+    start = high - 1 if near else low + 1 + _pick(s, high - low - 1)
+    for slot in range(start, max(low, start - BLOCK), -1):
+        if s.run[slot] == -1:
+            return slot
+    return -1
+
+
+@kernel
+def _near_or_far(s, slot, low, high):  # type: ignore[no-untyped-def]
+    if draw(s) < 0.5:
+        reach = 2 + _pick(s, 24)
+        low, high = max(low, slot - reach), min(high, slot + reach)
+    return _empty_slot(s, low, high, False)
+
+
+@kernel
+def _do_insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
+    insert(m, s, op, slot, fixed)
+    _note(s, op, slot, INSERTED)
+
+
+@kernel
+def _do_remove(m, s, slot):  # type: ignore[no-untyped-def]
+    op, fixed = s.run[slot], s.fixed[slot]
+    remove(m, s, slot)
+    _note(s, op, slot, REMOVED_FIXED if fixed else REMOVED)
+
+
+@kernel
+def _note(s, op, slot, kind):  # type: ignore[no-untyped-def]
+    place = s.counts[LOG]
+    s.log[place, 0], s.log[place, 1], s.log[place, 2] = op, slot, kind
+    s.counts[LOG] = place + 1
+
+
+@kernel
+def draw(s):  # type: ignore[no-untyped-def]
+    """Return a number in [0, 1): xorshift64*, owned by the walker."""
+    x = s.random[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    s.random[0] = x
+    return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) * 1.1102230246251565e-16
+
+
+@kernel
+def _pick(s, count):  # type: ignore[no-untyped-def]
+    return min(int(draw(s) * count), count - 1)

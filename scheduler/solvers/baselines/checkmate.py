@@ -1,0 +1,205 @@
+"""The stage programme of Checkmate: a reference for small graphs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pulp
+
+from scheduler.graph import Graph
+from scheduler.problem import Problem
+from scheduler.schedule import Schedule, schedule_from_runs
+from scheduler.simulator import simulate
+from scheduler.solution import Proposal
+from scheduler.solvers.baselines.plain import check_plain
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.integer_program import MilpResult, Programme, is_set
+from scheduler.solvers.scaling import byte_unit, time_units
+
+MOST_OPERATIONS = 80
+SEARCH_SPACE = "stages"
+
+
+def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+    """Return the fastest schedule of stages that fits.
+
+    A stage ends with the first run of one operation, in the given order; in it, each earlier
+    operation may run once more, in the given order too. One further stage may stand at the
+    end, for results that were dropped.
+
+    Guarantee: optimal over such schedules when time and bound meet. Search space: "stages",
+    which leaves out schedules that run an operation twice in one stage, or out of the given
+    order: the bound says nothing about those. When: graphs of up to `MOST_OPERATIONS`
+    operations; a reference for other solvers. Cost: O(n^2) binaries and O(n e) continuous
+    variables for e reads; seconds to minutes at n = 70. Memory: at most 256 MiB. Reference: Jain, Jain, Nrusimha,
+    Gholami, Abbeel, Keutzer, Stoica and Gonzalez 2020, "Checkmate: breaking the memory wall
+    with optimal tensor rematerialization", MLSys, section 4. Their FREE variables say when a
+    tensor goes; here a variable per pair of neighbouring reads says whether it stays, which
+    describes the same schedules with fewer rows.
+
+    Raises
+    ------
+    UnsuitableProblemError
+        If the graph has more operations than that, alternatives, or tensors that share a
+        storage.
+    """
+    graph, budget = problem.graph, problem.budget_bytes
+    check_plain(graph, "milp", MOST_OPERATIONS)
+    if budget < problem.floor.bytes:
+        return Proposal(None, SEARCH_SPACE, infeasible=True)
+    stages = _Stages(graph, budget, deadline, cautious=False)
+    result = stages.programme.minimize(deadline)
+    bound = _bound(stages, result)
+    if result.infeasible:
+        message = "proven: no schedule of stages fits; one outside of them may"
+        return Proposal(None, SEARCH_SPACE, bound=bound, messages=(message,))
+    schedule = stages.schedule() if result.found else None
+    if schedule is not None and simulate(graph, schedule).peak_bytes > budget:
+        # Bytes were rounded in the schedule's favour, for the sake of the bound: now the other way.
+        stages = _Stages(graph, budget, deadline, cautious=True)
+        schedule = stages.schedule() if stages.programme.minimize(deadline).found else None
+    messages = () if schedule is not None else ("no schedule of stages was found by the time limit",)
+    return Proposal(schedule, SEARCH_SPACE, bound=bound, messages=messages)
+
+
+def _bound(stages: _Stages, result: MilpResult) -> float:
+    if result.infeasible:
+        return math.inf
+    least = max(0.0, result.bound)
+    if stages.units.exact:
+        # No schedule takes a fraction of a unit: what tolerances took off comes back.
+        least = math.ceil(least - 1e-4)
+    return (stages.first_runs + least) * stages.units.scale
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor in positions of the order: who makes it, who reads it."""
+
+    number: int
+    maker: int
+    readers: tuple[int, ...]
+    units: int
+    is_result: bool
+
+
+class _Stages:
+    """The programme: R[t, k], operation k runs again in stage t; S[t, i], tensor i stands before stage t.
+
+    Between the moments at which a tensor is made or read within a stage, a variable per gap
+    says whether it stands. Given R and S their least values are 0 or 1, so they need not be
+    declared whole.
+    """
+
+    def __init__(self, graph: Graph, budget_bytes: int, deadline: Deadline, *, cautious: bool) -> None:
+        index = graph.index
+        self.graph = graph
+        self.order = index.defaults
+        self.units = time_units(graph)
+        self.first_runs = math.fsum(self.units.times[i] for i in self.order)
+        self.programme = Programme("stages")
+        free = budget_bytes - graph.resident_bytes
+        self._unit, self._cautious = byte_unit(graph, free), cautious
+        self._budget = free // self._unit
+        self._workspace = [self._bytes(graph.operations[i].workspace_bytes) for i in self.order]
+        place = {i: k for k, i in enumerate(self.order)}
+        self.tensors = [
+            _Tensor(
+                tensor,
+                k,
+                tuple(place[reader] for reader in index.readers[tensor] if reader in place),
+                self._bytes(index.storage_bytes[index.storage_of[tensor]]),
+                index.is_result[tensor],
+            )
+            for k, i in enumerate(self.order)
+            for tensor in index.outputs[i]
+        ]
+        self.again: list[dict[int, pulp.LpVariable]] = []
+        self._add_variables()
+        for stage in range(len(self.again)):
+            if deadline.passed:
+                # Nothing will be solved: `minimize` looks at the deadline first.
+                break
+            self._add_stage(stage)
+        for tensor in self.tensors:
+            if tensor.is_result:
+                self.programme.at_least("result_stands", [(self.stands[-1][tensor.number], 1.0)], 1)
+
+    def schedule(self) -> Schedule:
+        """Return the schedule that the variables stand for."""
+        runs: list[int] = []
+        for stage, again in enumerate(self.again):
+            runs += [self.order[k] for k, variable in again.items() if is_set(variable)]
+            runs += self.order[stage : stage + 1]
+        return schedule_from_runs(self.graph, runs)
+
+    def _bytes(self, count: int) -> int:
+        return -(-count // self._unit) if self._cautious else count // self._unit
+
+    def _add_variables(self) -> None:
+        stages = len(self.order) + any(tensor.is_result for tensor in self.tensors)
+        times = [self.units.times[i] for i in self.order]
+        repeatable = [self.graph.operations[i].repeatable for i in self.order]
+        self.again = [
+            {k: self.programme.binary(f"R_{t}_{k}", times[k]) for k in range(min(t, len(self.order))) if repeatable[k]}
+            for t in range(stages)
+        ]
+        self.stands: list[dict[int, pulp.LpVariable]] = [
+            {
+                tensor.number: self.programme.binary(f"S_{t}_{tensor.number}")
+                for tensor in self.tensors
+                if tensor.maker < t
+            }
+            for t in range(stages + 1)
+        ]
+
+    def _add_stage(self, stage: int) -> None:
+        again, programme = self.again[stage], self.programme
+        last = min(stage, len(self.order) - 1)
+        held: list[list[tuple[pulp.LpVariable, float]]] = [[] for _ in range(last + 1)]
+        kept_by: dict[int, list[tuple[pulp.LpVariable, float]]] = {k: [] for k in again}
+        for tensor in self.tensors:
+            if tensor.maker > last or tensor.maker == stage:
+                continue
+            before, after = self.stands[stage][tensor.number], self.stands[stage + 1][tensor.number]
+            run = again.get(tensor.maker)
+            readers = [k for k in tensor.readers if k == stage or k in again]
+            gaps = [programme.fraction(f"H_{stage}_{tensor.number}_{k}") for k in readers] + [after]
+            made = [(before, -1.0)] + ([(run, -1.0)] if run is not None else [])
+            # What stands after the moment of its making stood before, or was made.
+            programme.at_most("made", [(gaps[0], 1.0), *made], 0)
+            if run is not None:
+                # What is made again is not held until then.
+                programme.at_most("made_once", [(before, 1.0), (run, 1.0)], 1)
+                kept_by[tensor.maker].append((gaps[0], -1.0))
+            for earlier, later in pairwise(gaps):
+                # Once gone, it stays gone until the next stage.
+                programme.at_most("gone", [(later, 1.0), (earlier, -1.0)], 0)
+            for k, gap in zip(readers, gaps, strict=False):
+                # Who reads it finds it.
+                terms = [(gap, 1.0)] if k == stage else [(gap, 1.0), (again[k], -1.0)]
+                programme.at_least("read", terms, 1 if k == stage else 0)
+            if tensor.units:
+                ends = [*readers, last]
+                starts = [tensor.maker, *readers]
+                for k in range(tensor.maker + 1):
+                    held[k].append((before, tensor.units))
+                for gap, start, end in zip(gaps, starts, ends, strict=True):
+                    for k in range(start + 1, end + 1):
+                        held[k].append((gap, tensor.units))
+        for k, terms in kept_by.items():
+            # Nobody computes again what is not read or kept.
+            programme.at_most("useful", [(again[k], 1.0), *terms], 0)
+        made_units = [0] * (last + 1)
+        for tensor in self.tensors:
+            if tensor.maker <= last:
+                made_units[tensor.maker] += tensor.units
+        for k in range(last + 1):
+            # While an operation runs: what stands, what it makes, its workspace.
+            own = made_units[k] + self._workspace[k]
+            if k == stage:
+                programme.at_most("bytes", held[k], self._budget - own)
+            elif k in again:
+                programme.at_most("bytes", [*held[k], (again[k], own)], self._budget)

@@ -1,0 +1,294 @@
+"""Sequences of lower sets: cut the forward graph where little crosses, compute whole pieces again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.graph import Graph
+from scheduler.problem import Problem
+from scheduler.solution import Proposal
+from scheduler.solvers.baselines.capacity_search import CapacitySearch
+from scheduler.solvers.baselines.kept_sets import forward_operations
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.jit import compiled
+
+MOST_LOWER_SETS = 400
+"""Graphs with more lower sets are served by the pruned family."""
+TIME_STEPS = 1024
+"""Times of the forward operations are rounded to so many steps in all, unless they are whole and fewer."""
+_GRID = 48
+
+
+def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+    """Return the fastest schedule that fits among those of lower-set sequences.
+
+    A lower set is closed under "what it reads". Along a sequence of lower sets, the forward
+    phase keeps of each piece only what later pieces read; the backward phase computes a piece
+    again when it needs it. The published programme finds, for a bound on its estimate of the
+    peak, the sequence with the least time computed again, or with the most ("memory-centric":
+    less is cached, and exact lifetimes often turn that into a smaller peak). Here that bound
+    is searched, and each sequence is replayed with exact lifetimes, with the last piece kept
+    and dropped.
+
+    Guarantee: the programme is exact, for times in `TIME_STEPS`, over all lower sets where
+    there are up to `MOST_LOWER_SETS`, else over those of the pruned family, the sets that one
+    operation needs; the schedule has none, since the estimate is not the peak. Search space:
+    given order. When: to compare; forward graphs that are narrow. Cost: some 70 programmes of
+    O(t s^2) steps for s lower sets and t units of time. Memory: at most 64 MiB and 8 KiB an
+    operation. Reference: Kusumoto, Inoue, Watanabe, Akiba and Koyama 2019, "A graph theoretic
+    framework of recomputation algorithms for memory-efficient backpropagation", NeurIPS, sections
+    3 and 4.
+
+    Raises
+    ------
+    UnsuitableProblemError
+        If the graph has no forward or no backward phase.
+    """
+    forward = ForwardGraph.of(problem.graph, forward_operations(problem.graph, "lower-sets"))
+    family = all_lower_sets(forward.reads, MOST_LOWER_SETS)
+    messages: tuple[str, ...] = ()
+    if family is None:
+        family = pruned_lower_sets(forward.reads, MOST_LOWER_SETS)
+        messages = (f"more than {MOST_LOWER_SETS} lower sets: only {len(family)} of the pruned family were used",)
+    programme = SequenceProgramme(forward, family)
+    search = CapacitySearch(problem)
+    search.judge(forward.tensors_of((1 << len(forward.reads)) - 1))
+
+    def replays(most_bytes: float) -> list[frozenset[int]]:
+        return [kept for sequence in programme.extremes(most_bytes, deadline) for kept in _kept(forward, sequence)]
+
+    unbounded = programme.extremes(math.inf, deadline)
+    if unbounded:
+        search.run(replays, max(map(programme.estimate, unbounded)), _GRID, deadline)
+    return Proposal(search.best, "given order", messages=messages)
+
+
+def _kept(forward: ForwardGraph, sequence: Sequence[int]) -> tuple[frozenset[int], frozenset[int]]:
+    """Return what a sequence keeps at the end of the forward phase, with and without its last piece."""
+    cached = forward.cached(sequence)
+    return forward.tensors_of(cached | sequence[-1] & ~sequence[-2]), forward.tensors_of(cached)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardGraph:
+    """The forward operations, numbered in the given order; sets of them are bit masks.
+
+    Attributes
+    ----------
+    reads : tuple of int
+        Per operation, those that make what it reads.
+    times : tuple of float
+    sizes : tuple of int
+        Bytes that each makes.
+    outputs : tuple of tuple of int
+        Tensors that each makes.
+    """
+
+    reads: tuple[int, ...]
+    times: tuple[float, ...]
+    sizes: tuple[int, ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, graph: Graph, forward: Sequence[int]) -> ForwardGraph:
+        """Return the forward graph of needed forward operations."""
+        index = graph.index
+        maker: dict[int, int] = {}
+        reads: list[int] = []
+        sizes: list[int] = []
+        for number, i in enumerate(forward):
+            reads.append(sum({1 << maker[t] for t in index.inputs[i] if t in maker}))
+            viewed = {index.storage_of[t] for t in index.inputs[i]}
+            made = {index.storage_of[t] for t in index.outputs[i]} - viewed
+            sizes.append(sum(index.storage_bytes[storage] for storage in made))
+            for tensor in index.outputs[i]:
+                maker.setdefault(tensor, number)
+        times = tuple(graph.operations[i].time for i in forward)
+        return cls(tuple(reads), times, tuple(sizes), tuple(index.outputs[i] for i in forward))
+
+    def boundary(self, lower_set: int) -> int:
+        """Return the operations of a lower set that others read."""
+        return self.read_by(~lower_set) & lower_set
+
+    def readers_of(self, lower_set: int) -> int:
+        """Return the operations outside a lower set that read from it."""
+        return sum(
+            1 << number for number, read in enumerate(self.reads) if read & lower_set and not lower_set >> number & 1
+        )
+
+    def read_by(self, operations: int) -> int:
+        """Return what the operations read."""
+        found = 0
+        for number, read in enumerate(self.reads):
+            if operations >> number & 1:
+                found |= read
+        return found
+
+    def cached(self, sequence: Sequence[int]) -> int:
+        """Return the operations whose outputs a sequence of lower sets keeps: all boundaries."""
+        found = 0
+        for lower_set in sequence:
+            found |= self.boundary(lower_set)
+        return found
+
+    def tensors_of(self, operations: int) -> frozenset[int]:
+        """Return the tensors that the operations make."""
+        return frozenset(t for number in _members(operations) for t in self.outputs[number])
+
+
+def all_lower_sets(reads: Sequence[int], most: int) -> list[int] | None:
+    """Return all lower sets, the empty and the full one included; None if there are more than `most`."""
+    found, pending = {0}, [0]
+    while pending:
+        lower_set = pending.pop()
+        for number, read in enumerate(reads):
+            larger = lower_set | 1 << number
+            if not read & ~lower_set and larger not in found:
+                found.add(larger)
+                pending.append(larger)
+                if len(found) > most:
+                    return None
+    return _by_size(found)
+
+
+def pruned_lower_sets(reads: Sequence[int], most: int) -> list[int]:
+    """Return per operation the lower set that it needs, itself included; the empty and the full one as well.
+
+    Of more than `most`, an even choice by size.
+    """
+    needs: list[int] = []
+    for number, read in enumerate(reads):
+        needed = 1 << number
+        for other in _members(read):
+            needed |= needs[other]
+        needs.append(needed)
+    family = _by_size({0, *needs, (1 << len(reads)) - 1})
+    if len(family) <= most:
+        return family
+    return [family[k * (len(family) - 1) // (most - 1)] for k in range(most)]
+
+
+class SequenceProgramme:
+    """The dynamic programme over sequences of lower sets, the empty one first and the full one last.
+
+    Parameters
+    ----------
+    forward : ForwardGraph
+    family : sequence of int
+        Lower sets by size.
+    """
+
+    def __init__(self, forward: ForwardGraph, family: Sequence[int]) -> None:
+        self.forward, self.family = forward, family
+        width = len(forward.reads)
+        members = _matrix(family, width)
+        boundaries = _matrix([forward.boundary(lower_set) for lower_set in family], width)
+        readers = [forward.readers_of(lower_set) for lower_set in family]
+        beside = [forward.read_by(reader) & ~lower_set for reader, lower_set in zip(readers, family, strict=True)]
+        sizes = np.array(forward.sizes, dtype=np.float64)
+        times = _whole_times(forward.times)
+        counts = members.sum(axis=1)
+        bytes_in, time_in = members @ sizes, members @ times
+        around = _matrix(readers, width) @ sizes + _matrix(beside, width) @ sizes
+        # Row: the lower set after; column: the one before. A step adds the piece between them.
+        self._adds = (boundaries @ sizes)[:, None] - (boundaries * sizes) @ members.T
+        kept = (boundaries @ times)[:, None] - (boundaries * times) @ members.T
+        self._again = (time_in[:, None] - time_in[None, :] - kept).astype(np.int64)
+        # Beside what is cached: the piece and its gradients, and what its gradients are made of.
+        self._needs = 2 * (bytes_in[:, None] - bytes_in[None, :]) + around[:, None]
+        smaller = (members @ members.T == counts[None, :]) & (counts[None, :] < counts[:, None])
+        # NaN fits under no bound.
+        self._needs[~smaller] = np.nan
+        self._table = np.empty((len(family), int(times.sum()) + 1))
+        self._before = np.empty(self._table.shape, dtype=np.int64)
+
+    def estimate(self, sequence: Sequence[int]) -> int:
+        """Return the peak of a sequence as the programme estimates it, in bytes."""
+        rows = [self.family.index(lower_set) for lower_set in sequence]
+        cached, peak = 0.0, 0.0
+        for before, after in pairwise(rows):
+            peak = max(peak, cached + self._needs[after, before])
+            cached += self._adds[after, before]
+        return math.ceil(peak)
+
+    def extremes(self, most_bytes: float, deadline: Deadline) -> list[list[int]]:
+        """Return the sequences with the least and the most time computed again within a bound on the peak.
+
+        Parameters
+        ----------
+        most_bytes : float
+            On the estimate of the peak: what is cached before a piece, twice the piece, what
+            reads it outside, and what is read beside it there.
+        deadline : Deadline
+
+        Returns
+        -------
+        list of list of int
+            Lower sets from the empty to the full one; none if nothing fits or the time is up.
+        """
+        self._table.fill(np.inf)
+        self._table[0, 0] = 0.0
+        for after in range(1, len(self.family)):
+            if deadline.passed:
+                return []
+            _fill(
+                self._needs[after], self._adds[after], self._again[after], most_bytes, after, self._table, self._before
+            )
+        reached = np.flatnonzero(np.isfinite(self._table[-1]))
+        return [self._trace(int(time)) for time in sorted({*reached[:1], *reached[-1:]})]
+
+    def _trace(self, time: int) -> list[int]:
+        row = len(self.family) - 1
+        sequence = [self.family[row]]
+        while row:
+            before = int(self._before[row, time])
+            time -= int(self._again[row, before])
+            row = before
+            sequence.append(self.family[row])
+        return sequence[::-1]
+
+
+@compiled()
+def _fill(needs, adds, again, most_bytes, after, table, before):  # type: ignore[no-untyped-def]
+    """opt[L', t + T(piece)] = min over L of opt[L, t] + M(what the piece adds), where the estimated peak fits."""
+    for row in range(after):
+        if not needs[row] <= most_bytes:
+            continue
+        room = most_bytes - needs[row]
+        for time in range(table.shape[1] - again[row]):
+            cached = table[row, time]
+            if cached <= room and cached + adds[row] < table[after, time + again[row]]:
+                table[after, time + again[row]] = cached + adds[row]
+                before[after, time + again[row]] = row
+
+
+def _whole_times(times: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Return times in whole steps: as they are if whole and few in all, else rounded to `TIME_STEPS` in all."""
+    found = np.array(times, dtype=np.float64)
+    total = math.fsum(times)
+    if total <= TIME_STEPS and np.array_equal(found, np.rint(found)):
+        return found
+    return np.rint(found * (TIME_STEPS / total))
+
+
+def _matrix(masks: Sequence[int], width: int) -> npt.NDArray[np.float64]:
+    """Return bit masks as rows of zeros and ones."""
+    size = (width + 7) // 8
+    packed = np.frombuffer(b"".join(mask.to_bytes(size, "little") for mask in masks), dtype=np.uint8)
+    return np.unpackbits(packed.reshape(-1, size), axis=1, count=width, bitorder="little").astype(np.float64)
+
+
+def _members(mask: int) -> Iterator[int]:
+    while mask:
+        yield (mask & -mask).bit_length() - 1
+        mask &= mask - 1
+
+
+def _by_size(family: set[int]) -> list[int]:
+    return sorted(family, key=lambda lower_set: (lower_set.bit_count(), lower_set))

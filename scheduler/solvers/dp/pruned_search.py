@@ -1,0 +1,215 @@
+"""The pruned search for the fastest persistent schedule of a long chain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.graph.chain import Chain
+from scheduler.schedule import Schedule
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.dp import grid_bounds as tables
+from scheduler.solvers.dp.costs import chain_costs, chain_states, grid_of, most_bytes
+from scheduler.solvers.dp.dynamic_program import Programme, Pruning, build_schedule, run_programme
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+_FIRST_GUESS = 0.05
+"""Of the extra time, as a share of the time of the step."""
+_SLOTS = {False: (128, 512), True: (512, 1024)}
+"""Slots of the coarse grid and of the fine one, without repeated layers and with them."""
+_MARGINS = (0.015, 0.003)
+"""By how much, as a share of the time of the step, the optimum may exceed the guess from either grid."""
+_MOST_CELLS = 2**26
+"""Entries of a table; a grid may have some more."""
+_CAUTIONS = (0, 1, 3)
+"""Slots left unused on the way down a table."""
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """A grid of memory, and the table of least extra times of the states that have a row."""
+
+    offsets: Ints
+    unit: int
+    quantum: int
+    rows: Ints
+    table: Floats
+
+    @property
+    def key(self) -> tuple[Ints, int, int]:
+        """What the kernels call a grid."""
+        return self.offsets, self.unit, self.quantum
+
+
+class PrunedSearch:
+    """Bounds from a coarse grid of memory, then the exact programme where they leave something open.
+
+    A limit on the extra time is guessed from a table whose rounding errors cancel out. States
+    that no schedule within the limit passes are left out, first by the time of the forward
+    run that leads past them, then by the tables' lower bounds inside and around them. What
+    the exact programme finds within the limit is optimal; if it finds nothing, the limit is
+    raised.
+
+    Parameters
+    ----------
+    chain : Chain
+    free_bytes : int
+        The budget less the resident bytes.
+    deadline : Deadline
+
+    Attributes
+    ----------
+    bound : float
+        Proven lower bound on the time of persistent schedules; inf if none fits.
+    least_bytes : int
+        The least bytes, beside the resident ones, with which a persistent schedule exists;
+        0 until it is known.
+    unfinished : str
+        Why the bound is not exact; "" if it is.
+    """
+
+    def __init__(self, chain: Chain, free_bytes: int, deadline: Deadline) -> None:
+        self.chain, self.free, self.deadline = chain, free_bytes, deadline
+        self.costs = costs = chain_costs(chain)
+        self.bound = costs.time(0)
+        self.least_bytes = 0
+        self.unfinished = ""
+        self._states = states = chain_states(costs)
+        self._repeats = len(states.first) < costs.layers**2 // 8
+        self._slots = _SLOTS[self._repeats]
+        self._root = int(states.numbers[0, 0, -1])
+        self._most = most_bytes(costs, states, free_bytes)
+        self._sweeps = tables.sweep_bounds(costs.arrays)
+        self._need = np.zeros(len(states.first), np.int64)
+        self._past = self._least_past()
+        self._best: int | None = None
+        self._choices: Ints | None = None
+
+    def run(self) -> Schedule | None:
+        """Return the best schedule found by the deadline."""
+        try:
+            return self._run()
+        except (TimeoutError, MemoryError) as error:
+            self.unfinished = str(error)
+            choices = self._choices
+            if choices is None:
+                return None
+            return build_schedule(self.chain, self.costs, self.free, lambda a, b, h, m: tuple(choices[a, b].tolist()))
+
+    def _run(self) -> Schedule | None:
+        for low, high in self._chunks():
+            tables.least_bytes(
+                self.costs.arrays, self._states.arrays, self._states.numbers, low, high, self._sweeps, self._need
+            )
+        self.least_bytes = int(self._need[self._root])
+        if self.least_bytes > self.free:
+            self.bound = math.inf
+            return None
+        for limit in self._limits():
+            programme = self._within(limit)
+            time = programme.time(self.free) if programme else None
+            if programme and time is not None:
+                self.bound = time
+                return programme.schedule(self.free)
+        raise AssertionError("a schedule was found, and the programme within its time has none")
+
+    def _least_past(self) -> Ints:
+        """Return, per state, the extra time of the fastest forward run that leads past it."""
+        first_way, way_time = self.costs.arrays[8], self.costs.arrays[10]
+        time = np.concatenate([[0], np.cumsum(way_time[first_way[1:] - 1])])
+        first, last = self._states.first, self._states.last
+        return np.where(last == self.costs.layers - 1, 0, time[last + 1] - time[first])
+
+    def _limits(self) -> Iterator[int]:
+        """Yield growing limits on the extra time; the last one is the time of a schedule."""
+        base = max(1, self.costs.base)
+        guess = int(_FIRST_GUESS * base)
+        for slots, margin in zip(self._slots, _MARGINS, strict=True):
+            while True:
+                grid = self._fill(np.flatnonzero(self._past <= guess), slots, guess, nearest=True)
+                best = self._descend(grid)
+                value = self._at_root(grid)
+                if value is not None or guess >= best:
+                    break
+                guess = 2 * guess + 1
+            guess = best if value is None else min(best, value + int(margin * base))
+        while guess < best:
+            yield guess
+            guess = 2 * guess + 1
+        yield best
+
+    def _within(self, limit: int) -> Programme | None:
+        """Return the programme that holds the optimum if it is within the limit; None if it is not for sure."""
+        alive = np.flatnonzero(self._past <= limit)
+        for slots in self._slots[1:] if self._repeats else self._slots:
+            grid = self._fill(alive, slots, limit, nearest=False)
+            lower = self._at_root(grid)
+            # What the limit leaves out takes longer than it.
+            self.bound = max(self.bound, self.costs.time(limit if lower is None else min(lower, limit)))
+            if lower is None or lower > limit:
+                return None
+            pruning = self._prune(grid, limit)
+            alive = np.flatnonzero(pruning.rows >= 0)
+        return run_programme(self.chain, self.costs, self._states, self._most, pruning, self.deadline)
+
+    def _fill(self, alive: Ints, slots: int, limit: int, *, nearest: bool) -> _Grid:
+        """Return the table of least extra times of the states that are alive."""
+        slots = max(8, min(slots, _MOST_CELLS // max(1, len(alive))))
+        offsets, unit, last = grid_of(self.costs, self._states, self._most, slots)
+        rows = np.full(len(self._states.first), -1, np.int64)
+        rows[alive] = np.arange(len(alive))
+        grid = _Grid(offsets, unit, max(1, limit >> 22), rows, np.empty((len(alive), last + 1), np.float32))
+        begin = np.zeros(len(rows), np.int64)
+        rounding = unit // 2 if nearest else unit - 1
+        for low, high in self._chunks():
+            tables.inside(
+                self.costs.arrays, self._states.arrays, self._states.numbers, low, high, rows,
+                grid.key, self._sweeps, rounding, grid.table, begin,
+            )  # fmt: skip
+        return grid
+
+    def _prune(self, grid: _Grid, limit: int) -> Pruning:
+        """Return the table of least extra times around the states, and those that stay alive."""
+        rows = grid.rows.copy()
+        around = np.full_like(grid.table, tables.INFINITE)
+        around[rows[self._root], self._root_slot(grid)] = 0
+        units = limit // grid.quantum
+        for low, high in reversed(list(self._chunks())):
+            tables.outside(
+                self.costs.arrays, self._states.arrays, self._states.numbers, low, high, rows,
+                grid.key, self._sweeps, units, grid.table, around,
+            )  # fmt: skip
+        return Pruning(around, rows, *grid.key, units)
+
+    def _descend(self, grid: _Grid) -> int:
+        """Follow the table to schedules that fit, keep the best, and return its extra time."""
+        n = self.costs.layers
+        for caution in _CAUTIONS:
+            choices = np.zeros((n, n, 3), np.int64)
+            extra = tables.descend(
+                self.costs.arrays, self._states.numbers, grid.rows,
+                grid.key, self._need, grid.table, self.free, caution, choices,
+            )  # fmt: skip
+            if self._best is None or extra < self._best:
+                self._best, self._choices = int(extra), choices
+        assert self._best is not None
+        return self._best
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        for low, high in self._states.chunks():
+            if self.deadline.passed:
+                raise TimeoutError("out of time before the exact programme began")
+            yield low, high
+
+    def _root_slot(self, grid: _Grid) -> int:
+        return int((self.free + grid.offsets[self._root]) // grid.unit)
+
+    def _at_root(self, grid: _Grid) -> int | None:
+        value = float(grid.table[grid.rows[self._root], self._root_slot(grid)])
+        return None if value >= float(tables.INFINITE) else int(value) * grid.quantum

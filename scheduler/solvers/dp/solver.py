@@ -1,0 +1,105 @@
+"""The exact programme over persistent schedules of a chain, to the byte."""
+
+from __future__ import annotations
+
+import math
+
+from scheduler.errors import UnsuitableProblemError
+from scheduler.graph.chain import Chain
+from scheduler.problem import Problem
+from scheduler.schedule import Schedule
+from scheduler.solution import Proposal
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.dp.costs import chain_costs
+from scheduler.solvers.dp.dynamic_program import whole_frontier
+from scheduler.solvers.dp.one_cut_bound import one_cut_bound
+from scheduler.solvers.dp.pruned_search import PrunedSearch
+
+WHOLE_FRONTIER_LAYERS = 100
+"""Up to so many layers the frontier for all budgets is computed at once."""
+_WHOLE_FRONTIER_SECONDS = 10.0
+"""A time limit that the whole frontier of so many layers keeps."""
+
+
+def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+    """Return the fastest persistent schedule of a chain.
+
+    Persistent means: what a layer saves stays, and the layer runs forward no more, until its
+    backward; an output that outlives the run after its own stays until its reader has saved;
+    every forward run reads the latest output that stands; the loss and each backward run once,
+    as soon as what they read stands. Bytes are exact, and so are times up to 2^-40 of the step.
+
+    Guarantee: optimal among persistent schedules. Its bound over all schedules looks at one
+    moment of the backward phase: it is met where each layer runs forward at most twice.
+    Search space: persistent. When: any chain. Cost: the whole frontier of 100 layers takes a
+    second; more layers are pruned with bounds from a coarse grid of memory, and repeated
+    layers share their work: 300 different layers take 2 s, 500 some 10 s, 1000 of few kinds
+    4 s. Memory: at most 1024 MiB. Out of time, it returns the best schedule found so far and its
+    bound.
+
+    Reference: Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova 2019, "Optimal checkpointing
+    for heterogeneous chains", arXiv 1911.13214, Theorem 1, with the memory limits of this
+    package's judge in place of theirs, and no grid.
+
+    Raises
+    ------
+    UnsuitableProblemError
+        If the problem does not come from a chain.
+    """
+    chain = problem.chain
+    if chain is None:
+        raise UnsuitableProblemError('"chain" solves chains of layers, not graphs: use "auto" or "cuts"')
+    budget = problem.budget_bytes
+    bound_any = one_cut_bound(chain_costs(chain), budget)
+    if problem.floor.bytes > budget or math.isinf(bound_any):
+        return Proposal(None, "persistent", infeasible=True)
+    whole = len(chain.layers) <= WHOLE_FRONTIER_LAYERS and deadline.remaining > _WHOLE_FRONTIER_SECONDS
+    schedule, bound, why = _from_frontier(chain, budget) if whole else _by_search(chain, budget, deadline)
+    return Proposal(schedule, "persistent", bound, bound_any, messages=(why,) if why else ())
+
+
+def chain_frontier(chain: Chain) -> list[tuple[int, float]]:
+    """Return all useful (peak bytes, time) of persistent schedules, by ascending peak.
+
+    The time is exact up to 2^-40 of the step. Meant for up to some 100 different layers: the
+    cost grows faster than their fourth power.
+
+    Examples
+    --------
+    >>> from scheduler.graph.chain import Layer
+    >>> layers = [Layer(f"l{i}", 1, 2, 2, 1, keeps_output=True) for i in range(3)]
+    >>> chain_frontier(Chain(layers, input_bytes=2))
+    [(11, 12.0), (12, 11.0), (14, 10.0), (15, 9.0)]
+    """
+    programme = whole_frontier(chain)
+    costs = programme.costs
+    return [(m + costs.resident_bytes, costs.time(t)) for m, t in programme.frontier]
+
+
+def chain_schedule(chain: Chain, budget_bytes: int) -> Schedule | None:
+    """Return the schedule of the frontier's last entry within a budget; None if there is none.
+
+    The frontier is kept between calls, so a schedule costs milliseconds.
+    """
+    return _from_frontier(chain, budget_bytes)[0]
+
+
+def _from_frontier(chain: Chain, budget: int) -> tuple[Schedule | None, float, str]:
+    programme = whole_frontier(chain)
+    free = budget - programme.costs.resident_bytes
+    time = programme.time(free)
+    if time is None:
+        return None, math.inf, _too_small(programme.frontier[0][0] + programme.costs.resident_bytes)
+    return programme.schedule(free), time, ""
+
+
+def _by_search(chain: Chain, budget: int, deadline: Deadline) -> tuple[Schedule | None, float, str]:
+    search = PrunedSearch(chain, budget - chain.graph.resident_bytes, deadline)
+    schedule = search.run()
+    if math.isinf(search.bound):
+        return None, math.inf, _too_small(search.least_bytes + chain.graph.resident_bytes)
+    return schedule, search.bound, search.unfinished
+
+
+def _too_small(least: int) -> str:
+    return f"proven: no persistent schedule fits; the smallest peak of one is {least} bytes"

@@ -1,0 +1,153 @@
+"""A deep network as a chain: blocks are layers, their modes the layers' modes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from scheduler.graph import Graph
+from scheduler.graph.chain import Chain, Layer, Mode
+from scheduler.schedule import Schedule, runs_of, schedule_from_runs
+from scheduler.solvers.graph_arrays import graph_arrays, profile_runs
+from scheduler.solvers.hierarchical.graphs import BlockGraph
+from scheduler.solvers.hierarchical.modes import BlockMode, BlockModes
+
+
+class BlockChain:
+    """The chain of a network's blocks, and the way back from its schedules to the network's.
+
+    Bytes that pass from block to block are those of the chain's outputs and gradients; what
+    passes by several blocks is left out (`passing_bytes`). So memory on the chain is near that
+    of the network, and the judge of the network has the last word.
+
+    Parameters
+    ----------
+    graph : Graph
+    parts : sequence of BlockGraph
+    modes : dict of int to BlockModes
+        By id of the block's graph.
+    """
+
+    def __init__(self, graph: Graph, parts: Sequence[BlockGraph], modes: dict[int, BlockModes]) -> None:
+        self.graph, self.parts = graph, parts
+        self._modes = [modes[id(part.graph)] for part in parts]
+        best = {key: entry.best for key, entry in modes.items()}
+        self._kept = [best[id(part.graph)] for part in parts]
+        again = {key: _forward_again(entry) for key, entry in modes.items()}
+        following = [*(part.gradient_bytes for part in parts[1:]), 0]
+        self.chain = Chain(
+            tuple(
+                _layer(str(number), part, modes[id(part.graph)], best[id(part.graph)], again[id(part.graph)], gradient)
+                for number, (part, gradient) in enumerate(zip(parts, following, strict=True))
+            ),
+            input_bytes=0,
+            time_unit=graph.time_unit,
+        )
+
+    @property
+    def passing_bytes(self) -> int:
+        """Bytes that pass by several blocks, all together."""
+        return sum(part.passing_bytes for part in self.parts)
+
+    def expand(self, schedule: Schedule) -> Schedule:
+        """Return the network's schedule that a schedule of the chain stands for."""
+        lowered = self.chain.lowered
+        forward = {i: layer for layer, row in enumerate(lowered.saving) for i in row}
+        forward |= {i: layer for layer, i in enumerate(lowered.without_saving)}
+        backward = {i: (layer, mode) for layer, row in enumerate(lowered.backward) for mode, i in enumerate(row)}
+        runs: list[int] = []
+        ran: set[int] = set()
+        for position in runs_of(lowered.graph, schedule):
+            if position in forward:
+                runs += self._forward_runs(forward[position], again=forward[position] in ran)
+                ran.add(forward[position])
+            elif position in backward:
+                layer, mode = backward[position]
+                own = self._kept[layer][mode].runs[len(self._modes[layer].forward) :]
+                runs += [i for i in self._named(layer, own) if i >= 0]
+        return schedule_from_runs(self.graph, without_dead_runs(self.graph, runs))
+
+    def _forward_runs(self, layer: int, *, again: bool) -> list[int]:
+        """Return the runs of a block's forward; what need not or must not run again only the first time."""
+        graph, part = self._modes[layer].graph, self.parts[layer]
+        runs = self._modes[layer].forward
+        if again:
+            lasting = part.exported - part.output
+            runs = [
+                i for i in runs if graph.operations[i].repeatable and not lasting.issuperset(graph.index.outputs[i])
+            ]
+        return self._named(layer, runs)
+
+    def _named(self, layer: int, runs: Iterable[int]) -> list[int]:
+        return [self.parts[layer].operations[i] for i in runs]
+
+
+def without_dead_runs(graph: Graph, runs: Sequence[int]) -> list[int]:
+    """Return the runs without repeated ones whose outputs nobody reads before they are made again."""
+    index = graph.index
+    first: dict[int, int] = {}
+    for position, i in enumerate(runs):
+        first.setdefault(i, position)
+    wanted = {t for t, result in enumerate(index.is_result) if result}
+    kept: list[int] = []
+    for position in range(len(runs) - 1, -1, -1):
+        i = runs[position]
+        if first[i] == position or not wanted.isdisjoint(index.outputs[i]):
+            kept.append(i)
+            wanted.difference_update(index.outputs[i])
+            wanted.update(index.inputs[i])
+    return kept[::-1]
+
+
+def _layer(
+    name: str, part: BlockGraph, modes: BlockModes, best: Sequence[BlockMode], again: tuple[float, int], gradient: int
+) -> Layer:
+    index = part.graph.index
+    results = {index.storage_of[t] for t, result in enumerate(index.is_result) if result}
+    parameter_gradients = sum(index.storage_bytes[s] for s in results)
+    first, *others = [_mode(mode, modes.forward_time, parameter_gradients) for mode in best]
+    return Layer(
+        name,
+        first.forward_time,
+        first.backward_time,
+        part.output_bytes,
+        first.saved_bytes,
+        gradient_bytes=gradient,
+        parameter_gradient_bytes=parameter_gradients,
+        keeps_output=part.reads_output,
+        forward_without_saving_time=again[0],
+        forward_without_saving_workspace_bytes=again[1],
+        forward_with_saving_workspace_bytes=first.forward_workspace_bytes,
+        backward_workspace_bytes=first.backward_workspace_bytes,
+        modes=tuple(others),
+    )
+
+
+def _mode(mode: BlockMode, forward_time: float, parameter_gradients: int) -> Mode:
+    return Mode(
+        forward_time,
+        max(0.0, mode.time - forward_time),
+        mode.saved_bytes,
+        forward_workspace_bytes=max(0, mode.forward_bytes - mode.saved_bytes),
+        backward_workspace_bytes=max(0, mode.backward_bytes - mode.saved_bytes - parameter_gradients),
+    )
+
+
+def _forward_again(modes: BlockModes) -> tuple[float, int]:
+    """Return time and peak of what a block's output needs of its forward."""
+    graph, index = modes.graph, modes.graph.index
+    wanted = {t for t, result in enumerate(index.is_result) if result}
+    runs: list[int] = []
+    for i in reversed(modes.forward):
+        if not wanted.isdisjoint(index.outputs[i]):
+            runs.append(i)
+            wanted.update(index.inputs[i])
+    runs.reverse()
+    a = graph_arrays(graph)
+    memory, _ = profile_runs(
+        np.array(runs, dtype=np.int64), len(runs), a.input_start, a.inputs, a.output_start, a.outputs, a.storage,
+        a.storage_bytes, a.workspace, a.is_result,
+    )  # fmt: skip
+    return math.fsum(graph.operations[i].time for i in runs), int(memory.max()) if runs else 0

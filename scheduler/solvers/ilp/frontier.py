@@ -1,0 +1,198 @@
+"""One cut of a block, for every number of bytes kept: what is proven, and what attains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.graph import Graph
+from scheduler.problem import least_time
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation, Precedence
+
+MOST_LINES = 60
+PRECISION = 1e-6
+"""Of the time of the graph: lines are found to within that much of the relaxed frontier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A choice of tensors to keep.
+
+    Attributes
+    ----------
+    bytes : int
+    time : float
+        Lost by making the others again; no choice of at most so many bytes loses less.
+    live : frozenset of int
+    """
+
+    bytes: int
+    time: float
+    live: frozenset[int]
+
+
+class CutFrontier:
+    """The time that a graph loses against the bytes live at the first run of one task.
+
+    Relaxed programmes give lines below the frontier, integer ones its points.
+
+    Parameters
+    ----------
+    graph : Graph
+    task : int
+        In the given order everything before it has run.
+    most_bytes : int, optional
+        What may be kept at most; by default everything that is read later.
+
+    Attributes
+    ----------
+    made_before_bytes : int
+        All that the operations before make.
+    made_bytes : int
+        What the task itself makes: it counts at the cut, beside what is kept.
+    """
+
+    def __init__(self, graph: Graph, task: int, most_bytes: int | None = None) -> None:
+        self.graph, self.task = graph, task
+        index = graph.index
+        i = index.tasks[task][0]
+        viewed = {index.storage_of[t] for t in index.inputs[i]}
+        made = {index.storage_of[t] for t in index.outputs[i]} - viewed
+        self.made_bytes = sum(index.storage_bytes[s] for s in made) + graph.operations[i].workspace_bytes
+        before = {index.storage_of[t] for k in range(i) for t in index.outputs[k]}
+        after = {index.storage_of[t] for k in range(i, len(graph.operations)) for t in index.inputs[k]}
+        after |= {index.storage_of[t] for t, result in enumerate(index.is_result) if result}
+        self.made_before_bytes = sum(index.storage_bytes[s] for s in before)
+        everything = sum(index.storage_bytes[s] for s in before & after)
+        self.most_bytes = everything if most_bytes is None else most_bytes
+        self._precedence = Precedence(graph, "given")
+        self._base = least_time(graph)
+        self._unit = 1
+        self._answers: dict[int, CutAnswer] = {}
+        self._lines: dict[int, tuple[float, float]] = {}
+        """By limit: time lost at least there, and what a byte more saves at most."""
+
+    def sample(self, limit: int, deadline: Deadline) -> CutAnswer:
+        """Return what the programme says for at most so many bytes kept, and remember it."""
+        if limit not in self._answers:
+            answer = self._programme(limit).solve(deadline)
+            if not (answer.exact or answer.infeasible):
+                return answer
+            self._answers[limit] = answer
+        return self._answers[limit]
+
+    def relax(self, deadline: Deadline) -> None:
+        """Find lines whose maximum is the relaxed programme's frontier, as nearly as time allows."""
+        pending = [(0, self.most_bytes)]
+        for limit in (0, self.most_bytes):
+            self._relax(limit, deadline)
+        while pending and not deadline.passed and len(self._lines) < MOST_LINES:
+            low, high = pending.pop(0)
+            if high not in self._lines:
+                continue
+            if low not in self._lines:
+                # So little cannot be kept: look for what can.
+                middle = (low + high) // 2
+                if high - low > max(1, self.most_bytes // MOST_LINES):
+                    self._relax(middle, deadline)
+                    pending += [(low, middle), (middle, high)] if middle in self._lines else [(middle, high)]
+                continue
+            (time, price), (least, slope) = self._lines[low], self._lines[high]
+            if price <= slope:
+                continue
+            meeting = int((time + price * low - least - slope * high) / (price - slope))
+            if low < meeting < high:
+                chord = time + (least - time) * (meeting - low) / (high - low)
+                if chord - self.least_time(meeting) > PRECISION * self._base:
+                    self._relax(meeting, deadline)
+                    pending += [(low, meeting), (meeting, high)]
+
+    def _relax(self, limit: int, deadline: Deadline) -> None:
+        if limit in self._lines:
+            return
+        programme = self._programme(limit)
+        self._unit = programme.byte_scale if programme.exact_bytes else 1
+        line = programme.relaxed(deadline)
+        if line is not None:
+            # The programme speaks of whole units: its line goes through the last one within the limit.
+            whole = limit - limit % self._unit
+            self._lines[limit] = line[0] - self._base - line[1] * (limit - whole), line[1]
+
+    @property
+    def prices(self) -> list[float]:
+        """Time per byte, of the lines."""
+        return [price for _, price in self._lines.values()]
+
+    def least_time(self, kept: float) -> float:
+        """Return what the lines prove for so many bytes kept."""
+        return max((time - price * (kept - limit) for limit, (time, price) in self._lines.items()), default=0.0)
+
+    def least_cost(self, price: float) -> tuple[float, float]:
+        """Return a lower bound on time + price x bytes, and bytes near which the lines attain it.
+
+        Two lines, one steeper than the price and one not, mixed so that their slopes make up the
+        price, hold for all bytes; so does one that is not steeper, from no bytes on.
+        """
+        slope, at_zero = np.array([(0.0, 0.0), *((p, t + p * limit) for limit, (t, p) in self._lines.items())]).T
+        flat = slope <= price
+        best, gentle = float(at_zero[flat].max()), int(np.flatnonzero(flat)[at_zero[flat].argmax()])
+        if flat.all():
+            return best, 0.0
+        rise = slope[~flat, None] - slope[None, flat]
+        share = (price - slope[None, flat]) / rise
+        values = share * at_zero[~flat, None] + (1 - share) * at_zero[None, flat]
+        if values.max() >= best:
+            best, gentle = float(values.max()), int(np.flatnonzero(flat)[values.max(axis=0).argmax()])
+        kept = float(((at_zero[~flat] - at_zero[gentle]) / (slope[~flat] - slope[gentle])).max())
+        return best, min(max(kept, 0.0), float(self.most_bytes))
+
+    def points(self, price: float, most: float, deadline: Deadline) -> list[Point] | None:
+        """Return all points of time + price x bytes of at most so much; None if time ran out."""
+        least, around = self.least_cost(price)
+        if least > most:
+            return []
+        found: list[Point] = []
+        low, limit, inside = 0, self.most_bytes, int(around)
+        if self.least_time(inside) + price * inside <= most:
+            low = self._last_within(price, most, inside, 0)
+            limit = self._last_within(price, most, inside, self.most_bytes)
+        while limit >= low:
+            if deadline.passed:
+                return None
+            answer = self.sample(limit, deadline)
+            if answer.infeasible:
+                break
+            if answer.live is None or not answer.exact:
+                return None
+            # Where bytes are rounded a point may exceed its limit: what is proven holds up to the limit.
+            kept, time = min(limit, self.kept_bytes(answer.live[0])), max(0.0, answer.bound - self._base)
+            if time + price * kept <= most:
+                found.append(Point(kept, time, answer.live[0]))
+            limit = kept - self._unit
+        return found
+
+    def known(self) -> list[frozenset[int]]:
+        """Return the tensors that the points found so far keep."""
+        return list({answer.live[0]: None for answer in self._answers.values() if answer.live is not None})
+
+    def kept_bytes(self, live: frozenset[int]) -> int:
+        """Return the bytes of a point."""
+        index = self.graph.index
+        return sum(index.storage_bytes[s] for s in {index.storage_of[t] for t in live})
+
+    def _last_within(self, price: float, most: float, inside: int, outside: int) -> int:
+        """Return the bytes farthest towards `outside` for which the lines allow so little a cost."""
+        if self.least_time(outside) + price * outside <= most:
+            return outside
+        while abs(outside - inside) > 1:
+            middle = (inside + outside) // 2
+            if self.least_time(middle) + price * middle <= most:
+                inside = middle
+            else:
+                outside = middle
+        return inside if inside < outside else outside
+
+    def _programme(self, limit: int) -> CutRelaxation:
+        return CutRelaxation(self.graph, self._precedence, [self.task], [limit + self.made_bytes])

@@ -1,0 +1,374 @@
+"""The schedule looked at only at a few moments: an integer programme that bounds every schedule.
+
+At each cut, the first run of one task, binaries say which tensors are live (S) and which
+operations are computed again before the next cut (R). Every schedule maps to a feasible
+point of no greater cost, so the optimum is a lower bound; the solver `cuts` turns the point
+back into a schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pulp
+
+from scheduler.graph import Graph
+from scheduler.problem import Order, necessary_tasks
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.views import fold_views
+from scheduler.solvers.integer_program import MilpResult, Programme, TimeIsUpError, is_set
+
+_LARGEST_COEFFICIENT = 2**24
+
+
+@dataclass(frozen=True)
+class CutAnswer:
+    """What the programme says.
+
+    Attributes
+    ----------
+    bound : float
+        Lower bound on the time of every schedule of the order; inf if it is proven that
+        there is none.
+    live : tuple of frozenset of int, or None
+        Tensors live at each cut, if a point was found.
+    claimed_time : float
+        Time that the point claims; the judge decides.
+    exact : bool
+        The programme was solved to its optimum.
+    """
+
+    bound: float
+    live: tuple[frozenset[int], ...] | None
+    claimed_time: float
+    exact: bool
+
+    @property
+    def infeasible(self) -> bool:
+        """Whether it is proven that no schedule of the order fits."""
+        return self.bound == math.inf
+
+
+class Precedence:
+    """Which tasks must first run before which others.
+
+    Parameters
+    ----------
+    graph : Graph
+    order : "given" or "any"
+        In the given order, earlier tasks come before later ones. In any order, a task comes
+        after those that make what all its alternatives read, and every backward task after
+        the forward tasks that the forward results need.
+    """
+
+    def __init__(self, graph: Graph, order: Order) -> None:
+        self.order = order
+        self.tasks = len(graph.index.tasks)
+        self._ancestors = [] if order == "given" else _ancestors(graph)
+        self._descendants: dict[int, int] = {}
+
+    def before(self, task: int) -> int:
+        """Return the tasks before that one, as bits."""
+        return (1 << task) - 1 if self.order == "given" else self._ancestors[task]
+
+    def after(self, task: int) -> int:
+        """Return the tasks after that one, as bits."""
+        if self.order == "given":
+            return ((1 << self.tasks) - 1) ^ ((1 << (task + 1)) - 1)
+        if task not in self._descendants:
+            bits = "".join("1" if before >> task & 1 else "0" for before in reversed(self._ancestors))
+            self._descendants[task] = int(bits, 2)
+        return self._descendants[task]
+
+    def chain(self, tasks: Sequence[int]) -> list[int]:
+        """Return those of the tasks, the first ones preferred, that follow one another."""
+        chosen: list[int] = []
+        for task in tasks:
+            comparable = self.before(task) | self.after(task)
+            if all(comparable >> other & 1 for other in chosen):
+                chosen.append(task)
+        return sorted(chosen, key=lambda task: self.before(task).bit_count())
+
+
+class CutRelaxation:
+    """The integer programme over a chain of cuts.
+
+    Parameters
+    ----------
+    graph : Graph
+    precedence : Precedence
+    cuts : sequence of int
+        Tasks, each before the next; the cut is the moment at which one first runs.
+    budgets : sequence of int
+        Bytes at each cut, resident tensors included. If all are the true budget, the
+        optimum is a lower bound; a smaller one serves to find schedules only.
+    deadline : Deadline, optional
+        What is not built by then is not solved either: nothing is known.
+
+    Bytes are rounded in the schedule's favour, so that the bound is true; the judge decides
+    on what is found.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        precedence: Precedence,
+        cuts: Sequence[int],
+        budgets: Sequence[int],
+        deadline: Deadline | None = None,
+    ) -> None:
+        self.graph, self.index, self.cuts = graph, graph.index, list(cuts)
+        self.precedence = precedence
+        self.before = [precedence.before(cut) for cut in cuts]
+        self.after = [precedence.after(cut) for cut in cuts]
+        self.necessary = set(necessary_tasks(graph))
+        # Who reads a free view reads what it looks at: without it the programme is smaller and its relaxation tighter.
+        views = fold_views(graph, free=True)
+        self.folded = views.folded
+        self.inputs = [sorted({views.root[t] for t in ids} - {-1}) for ids in self.index.inputs]
+        self.results = {views.root[t] for t, result in enumerate(self.index.is_result) if result}
+        self.times, self.time_scale = _scaled_times(graph)
+        self.byte_scale, self.exact_bytes = _byte_scale(graph, max(budgets))
+        self.programme = Programme("cuts", deadline)
+        self.constant = 0.0
+        self.first_run: dict[int, pulp.LpVariable] = {}
+        self.saved: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
+        self.again: list[dict[int, pulp.LpVariable]] = [{} for _ in range(len(cuts) + 1)]
+        self._continuous = precedence.order == "given" and all(len(task) == 1 for task in self.index.tasks)
+        with suppress(TimeIsUpError):
+            self._build(budgets)
+
+    def solve(self, deadline: Deadline) -> CutAnswer:
+        """Minimise the time, by the deadline."""
+        result: MilpResult = self.programme.minimize(deadline)
+        if result.infeasible:
+            return CutAnswer(math.inf, None, math.inf, exact=True)
+        least = self.constant + max(0.0, result.bound)
+        if all(time.is_integer() for time in self.times):
+            # No schedule takes a fraction of the unit: what tolerances took off comes back.
+            least = math.ceil(least - 1e-4)
+        if not result.found:
+            return CutAnswer(least * self.time_scale, None, math.inf, exact=False)
+        claimed = self.constant + result.objective
+        exact = result.objective - result.bound <= 1e-7 * max(1.0, claimed)
+        live = tuple(frozenset(t for t, variable in saved.items() if is_set(variable)) for saved in self.saved)
+        return CutAnswer(least * self.time_scale, live, claimed * self.time_scale, exact)
+
+    def relaxed(self, deadline: Deadline) -> tuple[float, float] | None:
+        """Return a lower bound on the time for the first cut's budget, and the time that a byte more saves at most.
+
+        The two make a line below the time for every budget. None if no line was found.
+        """
+        found = self.programme.relax(deadline, "bytes_0_")
+        if found is None:
+            return None
+        value, price = found
+        # What a solver's tolerances may have added is taken off again.
+        return (self.constant + value * (1 - 1e-9)) * self.time_scale, price * self.time_scale / self.byte_scale
+
+    def _build(self, budgets: Sequence[int]) -> None:
+        self._add_first_runs()
+        for k in range(len(budgets)):
+            self._add_variables(k)
+        for k, budget in enumerate(budgets):
+            self._add_bytes(k, budget)
+            self._add_readers(k)
+            self._add_recomputation(k)
+            self._add_flow(k)
+        self._add_results()
+
+    def _add_first_runs(self) -> None:
+        """A[o]: operation o is its task's first run; needed where a task has a choice or may be left out."""
+        constant = []
+        for number, task in enumerate(self.index.tasks):
+            if len(task) == 1 and number in self.necessary:
+                constant.append(self.times[task[0]])
+                continue
+            for i in task:
+                self.first_run[i] = self.programme.binary("first", self.times[i])
+                if self.before[0] >> number & 1 and self.graph.operations[i].repeatable:
+                    # Runs between the first one and the first cut count only for such tasks.
+                    self.again[0][i] = self.programme.binary("again_0", self.times[i])
+            terms = [(self.first_run[i], 1.0) for i in task]
+            if number in self.necessary:
+                # A necessary task has exactly one first run.
+                self.programme.at_least("first_runs", terms, 1)
+            self.programme.at_most("one_first_run", terms, 1)
+        self.constant = math.fsum(constant)
+
+    def _add_variables(self, k: int) -> None:
+        for number in _bits(self.before[k]):
+            for i in self.index.tasks[number]:
+                if self.folded[i]:
+                    continue
+                self._add_again(k + 1, i)
+                for tensor in self.index.outputs[i]:
+                    if tensor not in self.saved[k]:
+                        self.saved[k][tensor] = self.programme.binary(f"saved_{k}")
+        if len(self.index.tasks[self.cuts[k]]) > 1:
+            # After its first run a task with a choice may run once more, to make what that did not.
+            for i in self.index.tasks[self.cuts[k]]:
+                self._add_again(k + 1, i)
+
+    def _add_again(self, interval: int, i: int) -> None:
+        if self.graph.operations[i].repeatable:
+            make = self.programme.fraction if self._continuous else self.programme.binary
+            self.again[interval][i] = make(f"again_{interval}", self.times[i])
+
+    def _add_bytes(self, k: int, budget: int) -> None:
+        """Live storages, what the cut's operation makes, and its workspace fit the budget."""
+        index, scale = self.index, self.byte_scale
+        by_storage: dict[int, list[int]] = {}
+        for tensor in self.saved[k]:
+            if index.storage_bytes[index.storage_of[tensor]]:
+                by_storage.setdefault(index.storage_of[tensor], []).append(tensor)
+        terms: list[tuple[pulp.LpVariable, float]] = []
+        for storage, tensors in by_storage.items():
+            size = float(index.storage_bytes[storage] // scale)
+            if len(tensors) == 1:
+                terms.append((self.saved[k][tensors[0]], size))
+                continue
+            held = self.programme.fraction(f"held_{k}")
+            terms.append((held, size))
+            for tensor in tensors:
+                # A storage is held while any of its tensors is live.
+                self.programme.at_least(f"held_{k}", [(held, 1.0), (self.saved[k][tensor], -1.0)], 0)
+        free = budget - index.resident_bytes
+        task = index.tasks[self.cuts[k]]
+        for i in task:
+            own = self._made_bytes(i)
+            if i in self.first_run:
+                terms.append((self.first_run[i], float(own // scale)))
+            else:
+                free -= own
+            for tensor in self.inputs[i]:
+                if tensor in self.saved[k]:
+                    # The cut's operation reads its inputs: they are live.
+                    row = [(self.saved[k][tensor], 1.0)]
+                    if i in self.first_run:
+                        self.programme.at_least(f"input_{k}", [*row, (self.first_run[i], -1.0)], 0)
+                    else:
+                        self.programme.at_least(f"input_{k}", row, 1)
+        # Sums of multiples of the scale stay within a limit if they stay within it rounded down.
+        self.programme.at_most(f"bytes_{k}", terms, free // scale if self.exact_bytes else -(-free // scale))
+
+    def _made_bytes(self, i: int) -> int:
+        index = self.index
+        viewed = {index.storage_of[t] for t in index.inputs[i]}
+        made = {index.storage_of[t] for t in index.outputs[i]} - viewed
+        return sum(index.storage_bytes[s] for s in made) + self.graph.operations[i].workspace_bytes
+
+    def _add_readers(self, k: int) -> None:
+        """What a later task reads is live at the cut or computed again before that task."""
+        last = len(self.cuts) - 1
+        window = self.before[k + 1] | 1 << self.cuts[k + 1] if k < last else -1
+        given = self.precedence.order == "given"
+        for number in _bits(self.after[k] & (window if given else -1)):
+            if k < last and number == self.cuts[k + 1]:
+                continue  # its inputs are live at that cut, and reach it by the flow rows
+            intervals = [k] if k == last or self.before[k + 1] >> number & 1 else range(k, last + 1)
+            for i in self.index.tasks[number]:
+                first = self.first_run.get(i)
+                for tensor in self.inputs[i]:
+                    if tensor not in self.saved[k]:
+                        continue
+                    row = [(self.saved[k][tensor], 1.0)]
+                    row += [term for j in intervals for term in self._made_again(tensor, j)]
+                    if first is None:
+                        self.programme.at_least(f"reader_{k}", row, 1)
+                    else:
+                        self.programme.at_least(f"reader_{k}", [*row, (first, -1.0)], 0)
+
+    def _add_recomputation(self, k: int) -> None:
+        """What is computed again has its inputs live at the cut or computed again as well."""
+        for i, again in self.again[k + 1].items():
+            for tensor in self.inputs[i]:
+                if tensor in self.saved[k]:
+                    row = [(again, 1.0), (self.saved[k][tensor], -1.0)]
+                    row += [(variable, -1.0) for variable, _ in self._made_again(tensor, k)]
+                    self.programme.at_most(f"needs_{k}", row, 0)
+
+    def _add_flow(self, k: int) -> None:
+        """What is live at a cut was live at the one before, or made since."""
+        for tensor, saved in self.saved[k].items():
+            makers = self.index.producers[tensor]
+            if k > 0 and tensor in self.saved[k - 1]:
+                row = [(saved, 1.0), (self.saved[k - 1][tensor], -1.0)]
+                row += [(variable, -1.0) for variable, _ in self._made_again(tensor, k - 1)]
+                self.programme.at_most(f"flow_{k}", row, 0)
+            elif any(i in self.first_run for i in makers):
+                made = [self.first_run[i] for i in makers if i in self.first_run]
+                made += [self.again[j][i] for j in range(k + 1) for i in makers if i in self.again[j]]
+                # A tensor that only some alternatives make is live only if one of them ran.
+                self.programme.at_most(f"made_{k}", [(saved, 1.0), *((variable, -1.0) for variable in made)], 0)
+
+    def _add_results(self) -> None:
+        last = len(self.cuts) - 1
+        for tensor, saved in self.saved[last].items():
+            if tensor in self.results:
+                # A result made before the last cut is live at it or made again.
+                self.programme.at_least("result", [(saved, 1.0), *self._made_again(tensor, last)], 1)
+
+    def _made_again(self, tensor: int, k: int) -> list[tuple[pulp.LpVariable, float]]:
+        again = self.again[k + 1]
+        return [(again[i], 1.0) for i in self.index.producers[tensor] if i in again]
+
+
+def _ancestors(graph: Graph) -> list[int]:
+    """Return, per task, the tasks that first run before it wherever both run."""
+    index = graph.index
+    ancestors = [0] * len(index.tasks)
+    phases = [{graph.operations[i].phase for i in task} for task in index.tasks]
+    forward = sum(1 << number for number, phase in enumerate(phases) if phase == {"forward"})
+    for number, task in enumerate(index.tasks):
+        common = -1
+        for i in task:
+            needs = 0
+            for tensor in index.inputs[i]:
+                for maker in index.producers[tensor][:1]:
+                    other = index.task_of[maker]
+                    # Only makers settled already count; the others drop out with the default's.
+                    needs |= 1 << other | ancestors[other]
+            common &= needs
+        ancestors[number] = common & ~(1 << number)
+        if phases[number] == {"backward"}:
+            ancestors[number] |= forward
+    return ancestors
+
+
+def _bits(mask: int) -> list[int]:
+    text = bin(mask)[:1:-1]
+    found, position = [], text.find("1")
+    while position >= 0:
+        found.append(position)
+        position = text.find("1", position + 1)
+    return found
+
+
+def _scaled_times(graph: Graph) -> tuple[list[float], float]:
+    """Return times over a power of two, and that power: whole numbers where they stay small."""
+    times = [operation.time for operation in graph.operations]
+    total = math.fsum(times)
+    if total == 0:
+        return times, 1.0
+    quantum = min(_lowest_bit(time) for time in times if time)
+    scale = quantum if total / quantum <= _LARGEST_COEFFICIENT else math.ldexp(1.0, math.frexp(total)[1] - 20)
+    return [time / scale for time in times], scale
+
+
+def _lowest_bit(value: float) -> float:
+    numerator, denominator = value.as_integer_ratio()
+    return (numerator & -numerator) / denominator
+
+
+def _byte_scale(graph: Graph, budget: int) -> tuple[int, bool]:
+    """Return a power of two, and whether all sizes are multiples of it, as they are where they stay small."""
+    sizes = [size for size in graph.index.storage_bytes if size]
+    sizes += [operation.workspace_bytes for operation in graph.operations if operation.workspace_bytes]
+    exact = scale = min((size & -size for size in sizes), default=1)
+    while budget // scale > _LARGEST_COEFFICIENT:
+        scale *= 2
+    return scale, scale == exact

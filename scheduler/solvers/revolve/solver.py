@@ -1,0 +1,300 @@
+"""Binomial checkpointing of uniform chains: schedules as streams of actions, and the solver."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from itertools import chain as chained
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from scheduler.errors import InvalidOptionError, UnsuitableProblemError
+from scheduler.problem import Problem
+from scheduler.schedule import Schedule
+from scheduler.simulator import simulate
+from scheduler.solution import Proposal
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.dp.costs import chain_costs
+from scheduler.solvers.dp.one_cut_bound import one_cut_bound
+from scheduler.solvers.dp.runs import ChainRuns
+from scheduler.units import format_bytes
+
+if TYPE_CHECKING:
+    from scheduler.graph.chain import Chain, Layer
+    from scheduler.solvers.revolve.kernels import Codes, Ints
+
+Action = tuple[Literal["forward", "save", "backward"], int, int]
+"""What to do, with the first step and the one after the last; see `revolve_actions`."""
+
+MOST_STEPS = 2**40
+MOST_MIXED_ENTRIES = 2**27
+"""Steps times slots of the table behind mixed schedules: 4 bytes each."""
+MOST_RUNS = 1_000_000
+"""Schedules of more runs are not judged."""
+_CHUNK = 2**14
+_VERBS = np.array(["forward", "save", "backward"], dtype=object)
+_MAY_DIFFER = ("name", "parameter_bytes")
+
+
+def revolve_actions(steps: int, slots: int, *, mixed: bool = False) -> Iterator[Action]:
+    """Stream the schedule of a uniform chain that takes the fewest forward runs for its slots.
+
+    Step i leads from state i to state i + 1. An action is a tuple (verb, start, stop):
+
+    - ("forward", i, j) runs the steps i to j - 1 without saving; state i stays;
+    - ("save", i, i + 1) runs step i with saving its data for the backward;
+    - ("backward", i, i + 1) runs step i backward, which reads that data and lets it go.
+
+    A state goes when nothing later reads it. A slot is taken by each state, and each step's
+    data, that a later action than the next one reads; the first state is at hand at the start.
+    Binomial schedules keep states only, so a save is followed by its backward at once. Mixed
+    ones may keep data in place of states, which never takes more runs.
+
+    Parameters
+    ----------
+    steps, slots : int
+        At least 1. More slots than steps are of no use.
+    mixed : bool
+        Whether a slot may hold the data of a step in place of a state.
+
+    Returns
+    -------
+    iterator of (str, int, int)
+        3 `steps` - 1 actions at most. Binomial: a million steps take a fraction of a second
+        and O(`slots`) memory. Mixed: a table is made first, up to O(`steps`^2 `slots`) time and
+        4 bytes for each step and slot: 30 000 steps with 50 slots take some seconds.
+
+    Raises
+    ------
+    InvalidOptionError
+        If a number is not an int, below 1 or too large.
+
+    References
+    ----------
+    Griewank and Walther 2000, "Algorithm 799: revolve", ACM Transactions on Mathematical
+    Software 26(1). Maddison 2023, "Step-based checkpointing with high-level
+    algorithmic differentiation", arXiv 2305.09568, section 3.
+
+    Examples
+    --------
+    >>> for action in revolve_actions(3, 2):
+    ...     print(*action)
+    forward 0 1
+    forward 1 2
+    save 2 3
+    backward 2 3
+    save 1 2
+    backward 1 2
+    save 0 1
+    backward 0 1
+    >>> for action in revolve_actions(3, 2, mixed=True):
+    ...     print(*action)
+    save 0 1
+    save 1 2
+    save 2 3
+    backward 2 3
+    backward 1 2
+    backward 0 1
+    """
+    steps, slots = _checked(steps, slots, mixed)
+    # Compiled code is imported where it is needed: `import scheduler` stays fast without.
+    from scheduler.solvers.revolve import kernels
+
+    if mixed:
+        table, _ = kernels.mixed_table(steps, slots)
+        return chained.from_iterable(_chunks(lambda *chunk: kernels.emit_mixed(table, *chunk), steps, slots, 0))
+    repetitions = _repetitions(steps, slots) if slots > 1 else 0
+    binomial = kernels.binomials(slots, repetitions, steps)
+    return chained.from_iterable(
+        _chunks(lambda *chunk: kernels.emit_revolve(binomial, *chunk), steps, slots, repetitions)
+    )
+
+
+def extra_forwards(steps: int, slots: int, *, mixed: bool = False) -> int:
+    """Return how many runs without saving `revolve_actions` takes, each step's run with saving left out.
+
+    Binomial: r n - C(c + r, r - 1) for n steps, c slots and the least r with C(c + r, r) >= n,
+    at once. Mixed: by the table.
+
+    Raises
+    ------
+    InvalidOptionError
+        As `revolve_actions`.
+
+    Examples
+    --------
+    >>> extra_forwards(100, 5), extra_forwards(100, 5, mixed=True)
+    (316, 252)
+    """
+    steps, slots = _checked(steps, slots, mixed)
+    if mixed:
+        from scheduler.solvers.revolve import kernels
+
+        return int(kernels.mixed_table(steps, slots)[1])
+    if slots == 1:
+        return steps * (steps - 1) // 2
+    r = _repetitions(steps, slots)
+    return r * steps - (math.comb(slots + r, r - 1) if r else 0)
+
+
+def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+    """Return the binomial schedule with the most slots that fits.
+
+    Guarantee: the fewest forward runs of all schedules that keep at most that many states, the
+    input of the chain included, and no saved data. Search space: that family. When: uniform
+    chains whose saved data is too large to keep; "chain" is never slower. Cost: one judged
+    schedule for each number of slots tried, O(log n) of them. Memory: at most 256 MiB.
+
+    Reference: Griewank and Walther 2000, "Algorithm 799: revolve", ACM TOMS 26(1).
+
+    Raises
+    ------
+    UnsuitableProblemError
+        If the problem does not come from a chain, or the chain's layers differ.
+    """
+    return propose_slots(problem, deadline, mixed=False)
+
+
+def propose_slots(problem: Problem, deadline: Deadline, *, mixed: bool) -> Proposal:
+    """Return the schedule of `revolve_actions` with the most slots whose judged peak fits.
+
+    The number of slots doubles until it no longer fits, and is then found by halving.
+    """
+    chain = uniform_chain(problem, "mixed" if mixed else "revolve")
+    steps = len(chain.layers)
+    found: dict[int, Schedule] = {}
+    peaks: list[int] = []
+
+    def fits(slots: int) -> bool:
+        schedule = chain_schedule(chain, slots, mixed=mixed)
+        peaks.append(simulate(chain.graph, schedule).peak_bytes)
+        if peaks[-1] <= problem.budget_bytes:
+            found[slots] = schedule
+        return slots in found
+
+    fewest = _fewest_slots(steps, mixed)
+    most = min(steps, MOST_MIXED_ENTRIES // steps) if mixed else steps
+    slots = _most(fewest, most, fits, deadline)
+    kept = "states or data" if mixed else "states"
+    bound_any = one_cut_bound(chain_costs(chain), problem.budget_bytes)
+    if slots not in found:
+        message = f"the fewest slots tried need {format_bytes(min(peaks))}" if peaks else "out of time"
+        return Proposal(
+            None, f"slots of {kept}", bound_any=bound_any, infeasible=bound_any == math.inf, messages=(message,)
+        )
+    layer = chain.layers[0]
+    extra = extra_forwards(steps, slots, mixed=mixed)
+    return Proposal(
+        found[slots],
+        f"{slots} slots of {kept}",
+        bound=steps * (layer.forward_time + layer.backward_time) + extra * layer.forward_without_saving_time,
+        bound_any=bound_any,
+        messages=(f"slots: {slots}",),
+    )
+
+
+def chain_schedule(chain: Chain, slots: int, *, mixed: bool = False) -> Schedule:
+    """Return the actions of `revolve_actions` on a chain, a layer being a step."""
+    runs = ChainRuns(chain)
+    for verb, start, stop in revolve_actions(len(chain.layers), slots, mixed=mixed):
+        if verb == "forward":
+            for layer in range(start, stop):
+                runs.forward(layer)
+        elif verb == "save":
+            runs.forward_saving(start)
+        else:
+            runs.backward(start)
+    return runs.schedule()
+
+
+def uniform_chain(problem: Problem, solver: str) -> Chain:
+    """Return the chain of a problem if its layers differ in nothing that matters here.
+
+    Raises
+    ------
+    UnsuitableProblemError
+        If the problem does not come from a chain, or a layer differs from the first.
+    """
+    chain = problem.chain
+    if chain is None:
+        raise UnsuitableProblemError(f'"{solver}" solves chains of equal layers, not graphs: use "auto" or "cuts"')
+    first = chain.layers[0]
+    for layer in chain.layers:
+        for field in _differences(first, layer):
+            raise UnsuitableProblemError(
+                f'"{solver}" solves chains of equal layers, and layer "{layer.name}" differs from "{first.name}" in'
+                f' {field}: {getattr(layer, field)!r} against {getattr(first, field)!r}; use "chain"'
+            )
+    return chain
+
+
+def _differences(first: Layer, layer: Layer) -> list[str]:
+    names = [field.name for field in fields(layer) if field.name not in _MAY_DIFFER]
+    return [name for name in names if getattr(first, name) != getattr(layer, name)]
+
+
+def _chunks(
+    emit: Callable[[Ints, int, Codes, Ints, Ints], tuple[int, int]], steps: int, slots: int, repetitions: int
+) -> Iterator[Iterable[Action]]:
+    # Each row above another on the stack has a slot less, but for the last two.
+    stack = np.empty((slots + 2, 4), np.int64)
+    stack[0] = 0, steps, slots, repetitions
+    codes = np.empty(_CHUNK, np.int8)
+    starts, stops = np.empty((2, _CHUNK), np.int64)
+    depth = 1
+    while depth:
+        filled, depth = emit(stack, depth, codes, starts, stops)
+        yield zip(_VERBS[codes[:filled]].tolist(), starts[:filled].tolist(), stops[:filled].tolist(), strict=True)
+
+
+def _repetitions(steps: int, slots: int) -> int:
+    """Return the least r with C(slots + r, r) >= steps: how often a step runs without saving, at most."""
+    r, binomial = 0, 1
+    while binomial < steps:
+        r += 1
+        binomial = binomial * (slots + r) // r
+    return r
+
+
+def _checked(steps: int, slots: int, mixed: bool) -> tuple[int, int]:
+    """Return steps, and slots of which each can be of use, or say what is wrong."""
+    for name, value in (("steps", steps), ("slots", slots)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidOptionError(f"{name} is an int of at least 1, not {value!r}")
+    if steps > MOST_STEPS:
+        raise InvalidOptionError(f"steps is at most {MOST_STEPS}, not {steps}")
+    slots = min(slots, steps)
+    if mixed and steps * slots > MOST_MIXED_ENTRIES:
+        raise InvalidOptionError(
+            f"a mixed schedule of {steps} steps with {slots} slots needs a table of {steps * slots} entries, at most"
+            f" {MOST_MIXED_ENTRIES} are made: use fewer steps or slots, or mixed=False, which needs none"
+        )
+    return steps, slots
+
+
+def _fewest_slots(steps: int, mixed: bool) -> int:
+    """Return the least number of slots whose schedule has few enough runs to be judged."""
+    slots = 1
+    while steps + extra_forwards(steps, slots, mixed=mixed) > MOST_RUNS:
+        slots += 1
+    return slots
+
+
+def _most(low: int, high: int, fits: Callable[[int], bool], deadline: Deadline) -> int:
+    """Return the largest number that fits, or `low`; whatever is below one that fits is taken to fit."""
+    best, step = low - 1, 1
+    while best < high and not deadline.passed:
+        tried = min(best + step, high)
+        if not fits(tried):
+            high = tried - 1
+            break
+        best, step = tried, 2 * step
+    while best < high and not deadline.passed and best >= low:
+        middle = (best + high + 1) // 2
+        if fits(middle):
+            best = middle
+        else:
+            high = middle - 1
+    return max(best, low)

@@ -1,0 +1,81 @@
+"""The frontier: one answer per budget, each as good as anything known or proven at another."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scheduler as sc
+from scheduler.errors import InvalidBudgetError, InvalidOptionError, UnknownSolverError
+from tests.support.oracle import optimum
+from tests.support.strategies import graphs, joint_graphs
+from tests.support.training_graphs import conv_net, uniform_chain
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph=st.one_of(graphs(max_operations=7), joint_graphs(max_layers=2)), data=st.data())
+def test_every_row_is_true_against_the_oracle_and_no_larger_budget_is_slower(
+    graph: sc.Graph, data: st.DataObject
+) -> None:
+    peak = sc.solve(graph, 2**40, solver="save-all").peak_bytes
+    budgets = data.draw(st.lists(st.integers(0, peak + 1), min_size=1, max_size=4))
+    solver = data.draw(st.sampled_from(["auto", "cuts", "greedy"]))
+    rows = sc.frontier(graph, budgets, solver=solver, time_limit=20.0).rows
+    assert [row.budget_bytes for row in rows] == sorted(set(budgets))
+    for row in rows:
+        best = optimum(graph.to_dict(), row.budget_bytes, "any")
+        if row.schedule is None:
+            assert row.status is not sc.Status.INFEASIBLE or best is None
+            continue
+        assert sc.simulate(graph, row.schedule).peak_bytes <= row.budget_bytes
+        assert row.bound_any * (1 - 1e-9) <= best <= row.time * (1 + 1e-9)
+    for smaller, larger in pairwise(rows):
+        assert larger.time <= smaller.time
+        assert larger.bound_any <= smaller.bound_any or smaller.schedule is None
+
+
+def test_what_is_found_and_proven_at_one_budget_counts_at_the_others() -> None:
+    # The oracle knows each budget on its own; rows share what they find.
+    graph = uniform_chain(6)
+    rows = sc.frontier(graph, [24, 25, 26, 27, 28], solver="cuts").rows
+    times = [row.time for row in rows]
+    assert times == sorted(times, reverse=True)
+    assert times == [optimum(graph.to_dict(), budget, "any") for budget in range(24, 29)]
+
+
+def test_the_default_budgets_run_from_the_small_end_to_save_everything() -> None:
+    graph = conv_net(4)
+    rows = sc.frontier(graph, time_limit=6).rows
+    assert len(rows) == 10
+    assert rows[0].budget_bytes < 0.5 * rows[-1].budget_bytes
+    assert rows[0].budget_bytes >= sc.minimum_budget(graph, time_limit=1).floor_bytes
+    assert rows[-1].budget_bytes == rows[-1].baseline_peak_bytes
+    assert rows[-1].overhead == 0
+    assert all(row.schedule is not None for row in rows)
+
+
+def test_the_time_limit_is_for_all_budgets_together() -> None:
+    started = time.monotonic()
+    rows = sc.frontier(conv_net(30), [f"{share}%" for share in range(30, 60, 5)], time_limit=3).rows
+    assert time.monotonic() - started < 3 + 2
+    assert len(rows) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"budgets": []}, InvalidOptionError, "at least one"),
+        ({"budgets": "60%"}, InvalidOptionError, "sequence"),
+        ({"budgets": ["8G"]}, InvalidBudgetError, "8G"),
+        ({"solver": "magic"}, UnknownSolverError, "auto"),
+        ({"time_limit": 0}, InvalidOptionError, "above 0"),
+        ({"seed": -1}, InvalidOptionError, "seed"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, object], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        sc.frontier(uniform_chain(3), **{"budgets": [20], **options})

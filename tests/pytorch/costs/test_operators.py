@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from scheduler.errors import InvalidOptionError
+from scheduler.pytorch import checkpointed, trace
+from scheduler.pytorch.capture.joint import export_joint
+from scheduler.pytorch.costs.operators import FLOPS_PER_BYTE, flop_cost
+from scheduler.pytorch.measurement.memory import FlopCounter, training_step
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.embedding = nn.Embedding(10, 8)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        y = self.convolution(x).relu()
+        return torch.dropout(y.mean((2, 3)), 0.5, True).sum() + self.embedding(tokens).sum()
+
+
+@pytest.fixture(scope="module")
+def calls() -> dict[str, fx.Node]:
+    joint = export_joint(Layer(), (torch.ones(2, 3, 16, 16), torch.zeros(4, dtype=torch.long)), {}, None)
+    return {node.name: node for node in joint.module.graph.nodes if node.op == "call_function"}
+
+
+def test_flops_of_a_convolution_are_exact(calls):
+    # 2 FLOPs for each of batch, output channel, pixel, input channel and tap.
+    assert flop_cost(calls["convolution"]) == 2 * 2 * 8 * 16 * 16 * 3 * 9
+
+
+def test_an_elementwise_operation_costs_the_bytes_it_moves(calls):
+    assert flop_cost(calls["relu"]) == FLOPS_PER_BYTE * 2 * (2 * 8 * 16 * 16 * 4)
+
+
+def test_flops_come_first_and_moved_bytes_break_ties():
+    # Small matrices: moving the bytes of a GELU takes longer than a product. Computing all but
+    # one GELU again frees nearly half of what is saved, without a FLOP.
+    model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.GELU())))
+    args = (torch.ones(64, 16),)
+    planned = checkpointed(model, "70%", args, loss=torch.sum, costs="flops", time_limit=3.0)
+    counters = {"plain": FlopCounter(), "planned": FlopCounter()}
+    for name, step in {
+        "plain": training_step(model, args, loss=torch.sum),
+        "planned": training_step(planned, args),
+    }.items():
+        with counters[name]:
+            step()
+    assert planned.plan.overhead > 0
+    assert counters["planned"].flops == counters["plain"].flops > 0
+
+
+def test_equal_calls_are_measured_once_and_get_one_time():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    graph = trace(model, (torch.ones(2, 8),), loss=torch.sum)
+    assert graph.time_unit == "s"
+    times = [operation.time for operation in graph.operations if "addmm" in operation.name]
+    assert len(times) == 4
+    assert len(set(times)) == 1
+
+
+def test_workspaces_are_measured_by_default_where_times_are():
+    # native_dropout of float32 on CPU takes scratch memory in some form, a matrix product none.
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
+    for options, expected in (({}, True), ({"costs": "flops"}, False), ({"workspaces": False}, False)):
+        graph = trace(model, (torch.ones(64, 64),), loss=torch.sum, **options)
+        assert any(operation.workspace_bytes for operation in graph.operations) == expected
+
+
+def test_unknown_costs_are_refused():
+    with pytest.raises(InvalidOptionError, match='"measured" or "flops"'):
+        trace(nn.Linear(2, 2), (torch.ones(2, 2),), loss=torch.sum, costs="guessed")

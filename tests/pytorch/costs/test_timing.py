@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scheduler.pytorch import trace
+from scheduler.pytorch.capture.instructions import Call
+from scheduler.pytorch.costs.timing import Trials, measure_rates, shortest_times
+from scheduler.pytorch.tracing import capture
+
+FLOAT_BYTES = 4
+ELEMENTS = 256
+SCRATCH = 4096
+"""Floats that the scratch operators take inside themselves."""
+
+
+class Net(nn.Module):
+    """Operators that change counters and statistics, draw random numbers, and read indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 8)
+        self.convolution = nn.Conv1d(8, 5, 3, padding=1)
+        self.norm = nn.BatchNorm1d(5)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.convolution(self.embedding(tokens).transpose(1, 2))
+        x = torch.dropout(self.norm(x).relu(), 0.5, True)
+        return F.cross_entropy(x, targets)
+
+
+@pytest.fixture(scope="module")
+def calls() -> list[Call]:
+    tokens = torch.zeros(3, 7, dtype=torch.long)
+    return _calls(Net(), tokens, tokens)
+
+
+def _calls(model: nn.Module, *args: Tensor) -> list[Call]:
+    return [instruction for instruction in capture(model, args).instructions if isinstance(instruction, Call)]
+
+
+def test_every_call_can_be_run_alone_without_touching_the_random_state(calls):
+    state = torch.get_rng_state()
+    trials = Trials(calls)
+    times = trials.times(0.0)
+    trials.workspaces()
+    assert {str(call.target) for call in calls} >= {"aten.convolution.default", "aten.relu_.default"}
+    assert all(seconds is not None and 0 < seconds < 1 for seconds in times)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_call_that_counts_up_does_not_change_what_others_read(calls):
+    # The counter of batch norm is an integer, and so are the classes: a sixth class there is none.
+    (counter,) = (call for call in calls if call.target is torch.ops.aten.add_.Tensor)
+    (loss,) = (call for call in calls if call.target is torch.ops.aten.nll_loss2d_forward.default)
+    trials = Trials([counter, loss])
+    assert None not in trials.times(0.0)
+    assert None not in trials.times(0.0)
+
+
+def test_functions_take_turns_for_at_least_three_rounds():
+    order: list[str] = []
+    times = shortest_times([lambda: order.append("a"), lambda: order.append("b")], 0.0)
+    assert order == ["a", "b"] * 3
+    assert all(0 < seconds < 1 for seconds in times)
+
+
+@torch.library.custom_op("weighed::take_before", mutates_args=())
+def take_before(x: Tensor) -> Tensor:
+    """Take memory and give it back before the output is made."""
+    torch.empty(SCRATCH)
+    return x.clone()
+
+
+@torch.library.custom_op("weighed::take_beside", mutates_args=())
+def take_beside(x: Tensor) -> Tensor:
+    """Hold memory while the output is made."""
+    scratch = torch.empty(SCRATCH)
+    y = x.clone()
+    del scratch
+    return y
+
+
+@torch.library.custom_op("weighed::refuse", mutates_args=())
+def refuse(x: Tensor) -> Tensor:
+    """Fail on data below 1, and so on random data."""
+    if bool((x < 1).any()):
+        raise KeyError("below 1")
+    return x.clone()
+
+
+for operator in (take_before, take_beside, refuse):
+    operator.register_fake(torch.empty_like)
+    operator.register_autograd(lambda ctx, gradient: gradient)
+
+
+class Custom(nn.Module):
+    def __init__(self, *operators: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((ELEMENTS,), 2.0))
+        self.operators = operators
+
+    def forward(self) -> Tensor:
+        x = self.weight.exp()
+        for operator in self.operators:
+            x = operator(x)
+        return x.sum()
+
+
+def test_the_workspace_is_what_a_call_takes_beyond_what_it_returns():
+    graph = trace(Custom(take_before, take_beside), costs="flops", workspaces=True)
+    workspaces = {operation.name: operation.workspace_bytes for operation in graph.operations}
+    assert workspaces["take_before"] == FLOAT_BYTES * (SCRATCH - ELEMENTS)
+    assert workspaces["take_beside"] == FLOAT_BYTES * SCRATCH
+    assert workspaces["exp"] == 0
+
+
+def test_an_operator_that_fails_on_random_data_gets_the_time_of_its_bytes():
+    state = torch.get_rng_state()
+    graph = trace(Custom(refuse), costs="measured")
+    assert torch.equal(torch.get_rng_state(), state)
+    times = {operation.name: operation.time for operation in graph.operations}
+    assert 0 < times["refuse"] < 0.1
+    assert Trials([call for call in _calls(Custom(refuse)) if "refuse" in str(call.target)]).times(0.0) == [None]
+
+
+def test_on_device_meta_times_are_in_proportion_to_flops():
+    model = nn.Sequential(nn.Linear(512, 512, bias=False), nn.Linear(512, 2048, bias=False)).to("meta")
+    graph = trace(model, (torch.empty(512, 512, device="meta"),), loss=torch.sum)
+    times = {operation.name: operation.time for operation in graph.operations}
+    view = times["0/t"]
+    assert (times["1/mm_1"] - view) / (times["0/mm"] - view) == pytest.approx(4)
+    assert not any(operation.workspace_bytes for operation in graph.operations)
+
+
+def test_rates_are_those_of_the_same_machine_as_measured_times():
+    rates = measure_rates()
+    # Anything that runs this: between a megaflop and a petaflop, a megabyte and a hundred terabytes a second.
+    assert 1e-15 < rates.seconds_per_flop < 1e-6
+    assert 1e-14 < rates.seconds_per_byte < 1e-6
+    assert 0 < rates.seconds_per_call < 1e-2

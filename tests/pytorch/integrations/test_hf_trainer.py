@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scheduler.errors import InvalidOptionError
+from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes
+from tests.support.pytorch.readme_examples import run_example
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from scheduler.pytorch.integrations.hf_trainer import TransformersCallback  # noqa: E402
+
+STEPS, ROWS, LENGTH, VOCABULARY = 20, 8, 32, 97
+OPTIONS = {"costs": "flops", "time_limit": 2.0}
+
+
+def tiny_gpt2() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=3, n_embd=64, n_head=4, vocab_size=VOCABULARY, n_positions=LENGTH, use_cache=False
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def text(seed: int) -> dict[str, Tensor]:
+    tokens = torch.randint(0, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": tokens, "labels": tokens}
+
+
+class Trainer(transformers.Trainer):
+    """A trainer that notes the loss, and the live bytes at the peak, of every step.
+
+    The first step makes the plan, on fake tensors, which count here like others.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.losses: list[float] = []
+        self.peaks: list[int] = []
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        state = [x for entry in self.optimizer.state.values() for x in entry.values() if isinstance(x, Tensor)]
+        existing = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        standing = [*resident_tensors(model, (inputs, num_items_in_batch)), *state, *existing]
+        with StorageTracker(standing) as tracker:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        self.losses.append(loss.item())
+        self.peaks.append(storage_bytes(standing) + tracker.peak_bytes)
+        return loss
+
+
+def train(folder: Path, *callbacks: object, steps: int = STEPS, **arguments: object) -> Trainer:
+    settings = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=ROWS,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        seed=1,
+        **arguments,
+    )
+    data = [text(seed) for seed in range(2 * ROWS * steps)]
+    trainer = Trainer(model=tiny_gpt2(), args=settings, train_dataset=data, callbacks=list(callbacks))
+    trainer.train()
+    return trainer
+
+
+def test_a_tiny_gpt2_trains_as_without_a_plan_and_within_the_budget(tmp_path):
+    callback = TransformersCallback("60%", **OPTIONS)
+    planned, plain = train(tmp_path, callback), train(tmp_path)
+    assert len(planned.losses) == STEPS
+    assert planned.losses == plain.losses
+    for one, other in zip(planned.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    plan = callback.forward.planned.plan
+    assert any(name.startswith("optimizer:") for name in plan.graph.resident)
+    assert max(planned.peaks[1:]) <= plan.budget_bytes < max(plain.peaks)
+    assert "forward" not in vars(planned.model)
+
+
+def test_gradient_accumulation_counts_existing_gradients(tmp_path):
+    callback = TransformersCallback("60%", **OPTIONS)
+    runs = [train(tmp_path, *callbacks, steps=3, gradient_accumulation_steps=2) for callbacks in ([callback], [])]
+    planned, plain = runs
+    assert len(planned.losses) == 6
+    assert planned.losses == plain.losses
+    plan = callback.forward.planned.plan
+    assert any(name.startswith("gradient:") for name in plan.graph.resident)
+    assert max(planned.peaks[1:]) <= plan.budget_bytes < max(plain.peaks)
+
+
+def test_mixed_precision_trains_as_without_a_plan(tmp_path):
+    callback = TransformersCallback("60%", **OPTIONS)
+    planned, plain = (train(tmp_path, *callbacks, steps=3, bf16=True) for callbacks in ([callback], []))
+    assert planned.losses == pytest.approx(plain.losses, rel=1e-3)
+    assert planned.peaks[-1] <= callback.forward.planned.plan.budget_bytes
+
+
+@pytest.mark.parametrize("name", ["activation_checkpointing", "label_smoothing_factor"])
+def test_a_trainer_that_changes_what_is_planned_is_refused(tmp_path, name):
+    with pytest.raises(InvalidOptionError, match=f"{name} .* turn it off"):
+        train(tmp_path, TransformersCallback("60%", **OPTIONS), steps=1, **{name: 1})
+
+
+def test_a_loss_that_is_not_the_models_is_refused(tmp_path):
+    class OwnLoss(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(input_ids=inputs["input_ids"]).logits.square().mean()
+
+    settings = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, report_to=[], use_cpu=True, dataloader_pin_memory=False
+    )
+    callback = TransformersCallback("60%", **OPTIONS)
+    trainer = OwnLoss(model=tiny_gpt2(), args=settings, train_dataset=[text(0)], callbacks=[callback])
+    with pytest.raises(InvalidOptionError, match="without labels"):
+        trainer.train()
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
+def test_the_example_in_readme_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_example("TransformersCallback", model=tiny_gpt2(), data=[text(seed) for seed in range(16)])
+    (callback,) = [c for c in names["trainer"].callback_handler.callbacks if isinstance(c, TransformersCallback)]
+    assert names["trainer"].state.global_step == 20
+    assert callback.forward.planned.plan.budget_bytes == 8 * 2**30

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scheduler.errors import ExecutionError
+from scheduler.pytorch.integrations.planned_forward import PlannedForward
+
+OPTIONS = {"costs": "flops", "time_limit": 5.0}
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        for layer in self.layers:
+            x = self.drop(layer(x).tanh())
+        return x * scale
+
+
+def batch(rows: int = 96) -> Tensor:
+    return torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows))
+
+
+def gradients(model: nn.Module, *calls: tuple[Tensor, float]) -> list[Tensor]:
+    torch.manual_seed(1)
+    model.zero_grad()
+    for x, scale in calls:
+        model(x, scale=scale).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_a_planned_forward_stands_in_for_the_modules_own_and_goes():
+    model, plain, seen = Network(), Network(), []
+    names, own = list(model.state_dict()), vars(model).copy()
+    model.register_forward_hook(lambda *_: seen.append("hook"))
+    forward = PlannedForward(model, "70%", **OPTIONS)
+    found, expected = gradients(model, (batch(), 2.0)), gradients(plain, (batch(), 2.0))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert forward.planned is not None
+    assert seen == ["hook"]
+    assert list(model.state_dict()) == names
+    forward.remove()
+    assert vars(model).keys() == own.keys()
+    assert type(model.forward.__func__) is type(Network.forward)
+
+
+def test_calls_of_other_shapes_get_plans_of_their_own():
+    model, plain = Network(), Network()
+    forward = PlannedForward(model, "90%", **OPTIONS)
+    calls = [(batch(96), 1.0), (batch(64), 1.0), (batch(96), 3.0), (batch(64), 1.0)]
+    found, expected = gradients(model, *calls), gradients(plain, *calls)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert len(forward.planned.others.modules) == 2
+
+
+def test_evaluation_runs_as_ever():
+    model = Network()
+    forward = PlannedForward(model, "70%", **OPTIONS)
+    expected = copy.deepcopy(Network()).eval()(batch())
+    assert torch.equal(model.eval()(batch()), expected)
+    with torch.no_grad():
+        model.train()(batch())
+    assert forward.planned is None
+    with pytest.raises(ExecutionError, match="was not called in training"):
+        forward.check_applied()
+
+
+def test_a_forward_that_was_replaced_before_comes_back():
+    model = Network()
+    model.forward = lambda x: x * sum(p.sum() for p in model.parameters())
+    before = model.forward
+    forward = PlannedForward(model, "100%", **OPTIONS)
+    expected = before(batch())
+    assert torch.equal(model(batch()), expected)
+    assert forward.planned is not None
+    forward.remove()
+    assert model.forward is before

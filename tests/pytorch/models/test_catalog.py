@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from scheduler.errors import UnknownModelError
+from scheduler.pytorch import checkpointed
+from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, training_step
+from scheduler.pytorch.models.catalog import ModelCase, make_model, model_names
+from tests.support.pytorch.planning import SCHEDULES, check_like_autograd
+
+SMALL = {
+    "gpt2": {"layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "length": 32},
+    "resnet50": {"batch_size": 4, "width": 8, "size": 32, "classes": 10},
+    "unet": {"batch_size": 2, "width": 8, "depth": 3, "size": 32},
+    "convnet": {"batch_size": 8, "width": 8, "depth": 5, "size": 16},
+    "hf-gpt2": {"layers": 2, "width": 32, "vocabulary": 64, "length": 32},
+    "hf-vit": {"layers": 2, "width": 48, "size": 32},
+    "hf-bert": {"layers": 2, "width": 32, "vocabulary": 64, "length": 32},
+    "hf-llama": {"layers": 2, "width": 32, "vocabulary": 64, "length": 32},
+    "hf-t5": {"layers": 1, "width": 32, "vocabulary": 64, "length": 32},
+}
+TOLERANCE = {"hf-llama": 1e-6}
+"""Where autograd itself adds in another order than the captured graph; elsewhere bit for bit."""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_model_trains_as_under_autograd_in_the_predicted_memory(name, schedule):
+    if name not in model_names():
+        pytest.skip("transformers is not installed")
+    case = make_model(name, **SMALL[name])
+    batches = [case.batch(1), case.batch(2)]
+    check_like_autograd(case.module, schedule, *batches, loss=case.loss, tolerance=TOLERANCE.get(name, 0.0))
+
+
+@pytest.mark.parametrize("budget", ["80%", "60%"])
+@pytest.mark.parametrize("name", ["convnet", "unet"])
+def test_a_budget_is_never_exceeded(name, budget):
+    case = make_model(name, **SMALL[name])
+    module = checkpointed(case.module, budget, case.args, solver="greedy", costs="flops")
+    with StorageTracker(resident_tensors(module, case.args)) as tracker:
+        training_step(module, case.args)()
+    measured = module.plan.graph.resident_bytes + tracker.peak_bytes
+    assert measured == module.plan.peak_bytes
+    assert measured <= module.plan.budget_bytes
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet50", "convnet"])
+def test_the_layers_of_a_model_are_the_model(name):
+    case = make_model(name, **SMALL[name])
+    layered = case.layered()
+    assert len(layered.module) >= 4
+    losses, gradients = [], []
+    for module, args in ((case.module, case.args), (layered.module, layered.args)):
+        torch.manual_seed(3)
+        module.zero_grad()
+        loss = module(*args)
+        loss.backward()
+        losses.append(loss)
+        gradients.append([parameter.grad.clone() for parameter in case.module.parameters()])
+    assert torch.equal(*losses)
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_model_that_is_no_sequence_of_layers_says_so():
+    with pytest.raises(UnknownModelError, match=r'"unet" is not a sequence of layers.*plan its operations'):
+        make_model("unet", **SMALL["unet"]).layered()
+
+
+def test_every_named_model_is_tested():
+    assert set(model_names()) <= set(SMALL)
+
+
+def test_batches_differ_by_seed_and_weights_by_the_models_seed():
+    case = make_model("convnet", batch_size=2, width=4, depth=2, size=8)
+    (one, _), (other, _) = case.batch(1)[0], case.batch(2)[0]
+    assert one.shape == other.shape
+    assert not torch.equal(one, other)
+    assert torch.equal(case.batch(1)[0][0], one)
+    weights = [
+        make_model("convnet", seed=seed, batch_size=2, width=4, depth=2, size=8).module.classifier.weight
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_making_a_model_draws_nothing_from_the_global_generator():
+    state = torch.get_rng_state()
+    make_model("convnet", batch_size=2, width=4, depth=2, size=8)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def make_linear(size: int = 3) -> ModelCase:
+    return ModelCase(nn.Linear(size, 1), (torch.ones(2, size),), loss=torch.sum)
+
+
+def make_tuple() -> tuple[nn.Module, tuple[object, ...], None, object]:
+    return nn.Linear(3, 1), (torch.ones(2, 3),), None, torch.sum
+
+
+def make_nothing() -> None:
+    return None
+
+
+def test_a_factory_is_found_by_its_path():
+    case = make_model(f"{__name__}:make_linear", size=5)
+    assert case.module.in_features == 5
+    assert make_model(f"{__name__}:make_tuple").loss is torch.sum
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpt9", "the names are gpt2, resnet50, unet, convnet"),
+        ("no_such_package:make", "cannot find"),
+        (f"{__name__}:missing", "cannot find"),
+        (f"{__name__}:SMALL", "not callable"),
+        (f"{__name__}:make_nothing", "returned NoneType"),
+    ],
+)
+def test_an_unknown_model_is_refused_with_what_is_known(name, message):
+    with pytest.raises(UnknownModelError, match=message):
+        make_model(name)
+
+
+def test_options_that_a_factory_does_not_take_are_refused():
+    with pytest.raises(UnknownModelError, match="colour"):
+        make_model("convnet", colour="red")
+
+
+def test_a_case_without_another_batch_says_so():
+    with pytest.raises(UnknownModelError, match="one batch only"):
+        make_linear().batch(1)

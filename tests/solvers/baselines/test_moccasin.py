@@ -1,0 +1,162 @@
+"""The interval programme against every schedule of stages that runs each operation at most twice."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scheduler as sc
+from scheduler.errors import MissingExtraError, UnsuitableProblemError
+from scheduler.problem import Problem
+from scheduler.solvers.baselines.moccasin import propose
+from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
+from tests.support.oracle import optimum
+from tests.support.stage_oracle import check_against_all_stages, plain_graphs
+from tests.support.training_graphs import conv_net, uniform_chain
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph=plain_graphs(), tighter=st.integers(0, 4))
+def test_it_is_the_best_of_all_schedules_of_two_intervals(graph: sc.Graph, tighter: int) -> None:
+    check_against_all_stages(propose, graph, tighter, most_runs=2)
+
+
+@pytest.mark.parametrize("budget", range(20, 33, 4))
+def test_on_a_chain_of_six_two_runs_of_each_are_enough(budget: int) -> None:
+    graph = uniform_chain(6)
+    solution = sc.solve(graph, budget, solver="intervals", order="given")
+    assert solution.status is sc.Status.OPTIMAL
+    assert solution.time == solution.bound == optimum(graph.to_dict(), budget, "given order")
+
+
+def test_where_two_intervals_do_not_do_nothing_is_said_of_other_schedules() -> None:
+    # x', g and g' of 4 bytes stand beside the batch: nothing can be kept, and f0 runs for each backward.
+    graph = uniform_chain(5)
+    solution = sc.solve(graph, 16, solver="intervals")
+    assert solution.status is sc.Status.UNKNOWN
+    assert any("no schedule of two intervals per tensor fits; another one may" in m for m in solution.messages)
+    assert optimum(graph.to_dict(), 16, "given order") is not None
+
+
+def test_an_interval_may_end_after_the_last_first_run_of_a_reader() -> None:
+    # a and b read x; a is dropped and made again at the end, from x, whose readers have all run by then.
+    graph = sc.Graph(
+        [
+            sc.Operation("x", [], ["x"], 8.0),
+            sc.Operation("a", ["x"], ["a"], 1.0),
+            sc.Operation("b", ["x"], ["b"], 1.0),
+            sc.Operation("big", ["b"], ["c"], 1.0),
+            sc.Operation("end", ["a", "c"], ["y"], 1.0),
+        ],
+        [sc.Tensor("x", 1), sc.Tensor("a", 6), sc.Tensor("b", 4), sc.Tensor("c", 4), sc.Tensor("y", 1)],
+        results=["y"],
+    )
+    # During big: b, c and x are 9, with a they are 14; a again beside x and c is 11.
+    solution = sc.solve(graph, 11, solver="intervals", order="given")
+    assert (solution.status, solution.time) == (sc.Status.OPTIMAL, 13.0)
+    assert optimum(graph.to_dict(), 11, "given order") == 13.0
+
+
+def test_its_bound_says_nothing_about_other_schedules() -> None:
+    graph = conv_net(3)
+    solution = sc.solve(graph, "70%", solver="intervals")
+    assert solution.search_space == "two intervals"
+    assert solution.bound == solution.time > solution.bound_any == Problem(graph, 0).least_time
+
+
+def test_bytes_are_counted_exactly_however_large() -> None:
+    size = 2**53 + 1
+    graph = uniform_chain(3, size=size)
+    solution = sc.solve(graph, 4 * size, solver="intervals")
+    assert (solution.time, solution.peak_bytes, solution.status) == (10.0, 4 * size, sc.Status.OPTIMAL)
+    assert sc.solve(graph, 4 * size - 1, solver="intervals").status is sc.Status.INFEASIBLE
+
+
+def test_times_that_are_no_whole_units_bound_from_below() -> None:
+    graph = uniform_chain(3, forward=math.pi, backward=math.e)
+    solution = sc.solve(graph, 16, solver="intervals")
+    assert solution.time == pytest.approx(4 * math.pi + 3 * math.e, rel=1e-12)
+    assert solution.bound <= solution.time
+    assert solution.status is sc.Status.OPTIMAL
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    graph = conv_net(3)
+    first, second = (sc.solve(graph, "70%", solver="intervals", seed=7) for _ in range(2))
+    assert first.schedule == second.schedule
+
+
+def test_the_time_limit_holds_and_leaves_a_true_bound() -> None:
+    graph = conv_net(12)
+    started = time.monotonic()
+    proposal = propose(Problem(graph, Problem(graph, 0).floor.bytes * 2), deadline=Deadline(1.0), seed=0)
+    assert time.monotonic() - started < 2.0
+    # No schedule is faster than one without recomputation.
+    assert Problem(graph, 0).baseline.time <= proposal.bound
+    assert proposal.bound == math.inf or proposal.bound <= 2 * Problem(graph, 0).baseline.time
+
+
+def test_out_of_time_it_claims_nothing() -> None:
+    proposal = propose(Problem(uniform_chain(6), 24), deadline=Deadline(0), seed=0)
+    assert proposal.schedule is None
+    assert not proposal.infeasible
+    assert proposal.bound <= 20.0
+
+
+@pytest.mark.parametrize("ends", ["Ctrl-C", "another thread"])
+def test_who_asks_for_the_answer_gets_it_at_once_with_a_true_bound(ends: str) -> None:
+    graph = conv_net(12)
+    problem = Problem(graph, Problem(graph, 0).baseline.peak_bytes // 2)
+    deadline = Deadline(60)
+    ask = partial(os.kill, os.getpid(), signal.SIGINT) if ends == "Ctrl-C" else deadline.stop
+    timer = threading.Timer(1.0, ask)
+    started = time.monotonic()
+    with stopped_by_interrupt(deadline):
+        timer.start()
+        try:
+            proposal = propose(problem, deadline=deadline, seed=0)
+        finally:
+            timer.cancel()
+    assert 1.0 <= time.monotonic() - started < 5.0
+    assert problem.baseline.time <= proposal.bound
+
+
+def test_ctrl_c_is_heard_as_ever_after_a_search() -> None:
+    propose(Problem(uniform_chain(3), 16), deadline=Deadline(20), seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_without_or_tools_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    with pytest.raises(MissingExtraError, match=r"checkpoint-scheduler\[cpsat\]"):
+        sc.solve(uniform_chain(3), "80%", solver="intervals")
+
+
+def test_where_or_tools_cannot_be_loaded_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", ModuleType("ortools.sat.python"))
+    monkeypatch.delitem(sys.modules, "ortools.sat.python.cp_model", raising=False)
+    with pytest.raises(MissingExtraError, match=r"highspy<1\.14"):
+        sc.solve(uniform_chain(3), "80%", solver="intervals")
+
+
+def test_what_it_cannot_express_is_refused() -> None:
+    with pytest.raises(UnsuitableProblemError, match='"intervals" takes up to 160 operations'):
+        sc.solve(uniform_chain(80), "50%", solver="intervals")
+    view = sc.Graph(
+        [sc.Operation("a", [], ["x"], 1.0), sc.Operation("view", ["x"], ["y"], 0.0)],
+        [sc.Tensor("x", 1), sc.Tensor("y", 1, "x")],
+        results=["y"],
+    )
+    with pytest.raises(UnsuitableProblemError, match="share a storage"):
+        sc.solve(view, 10, solver="intervals")

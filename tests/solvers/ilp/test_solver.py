@@ -1,0 +1,153 @@
+"""The cuts solver: proofs that hold, on graphs whose optimum is known or found by the oracle."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import scheduler as sc
+from scheduler.problem import Problem, parse_budget
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.relaxation import CutRelaxation, Precedence
+from scheduler.solvers.ilp.solver import _Search, propose
+from tests.support.oracle import optimum
+from tests.support.training_graphs import conv_net, uniform_chain
+
+
+def test_cheap_operations_are_the_ones_computed_again() -> None:
+    graph = conv_net(6)
+    solution = sc.solve(graph, "70%", solver="cuts")
+    assert solution.status is sc.Status.OPTIMAL
+    assert solution.search_space == "any order"
+    again = {name for name, runs in solution.simulation.recomputed.items() if runs}
+    assert again
+    assert all(name.startswith(("norm", "relu", "add")) for name in again)
+
+
+@pytest.mark.parametrize("budget", range(16, 33, 4))
+def test_a_chain_of_six_is_optimal_where_the_programme_says_so(budget: int) -> None:
+    graph = uniform_chain(6)
+    solution = sc.solve(graph, budget, solver="cuts", order="given")
+    best = optimum(graph.to_dict(), budget, "given order")
+    assert solution.bound <= best <= solution.time
+    if solution.status is sc.Status.OPTIMAL:
+        assert solution.time == best
+
+
+def test_the_bound_holds_where_the_presolve_of_highs_1_14_lost_the_optimum() -> None:
+    # The loss is dropped for b1 and made again after it: 8 + 1. HiGHS 1.14.0 claimed 11.
+    operations = [
+        sc.Operation("f0", ["x0"], ["x1"], 3.0, 3),
+        sc.Operation("f1", ["x1", "x0"], ["x2"], 2.0, 3),
+        sc.Operation("loss", ["x2"], ["loss"], 1.0, 3),
+        sc.Operation("loss_backward", ["x2"], ["g2"], 0.0, 3, phase="backward"),
+        sc.Operation("b1", ["g2", "x2", "x0"], ["g1"], 1.0, 2, phase="backward"),
+        sc.Operation("b0", ["g1", "x1"], ["dw0"], 1.0, 3, phase="backward"),
+    ]
+    sizes = {"x0": 5, "x1": 1, "x2": 2, "loss": 1, "g2": 2, "g1": 4, "dw0": 2}
+    tensors = [sc.Tensor(name, size) for name, size in sizes.items()]
+    graph = sc.Graph(operations, tensors, resident=["x0"], results=["loss", "dw0"])
+    assert optimum(graph.to_dict(), 16, "any") == 9.0
+    programme = CutRelaxation(graph, Precedence(graph, "given"), [4, 5], [16, 16])
+    assert programme.solve(Deadline(20)).bound == 9.0
+    assert sc.solve(graph, 16, solver="cuts").time == 9.0
+
+
+def test_a_task_may_run_twice_between_two_cuts_where_no_choice_makes_all_that_is_read() -> None:
+    # f0 makes both tensors and has a workspace that does not fit: f1 and f2 run, and then the reader: 4 + 0 + 1.
+    operations = [
+        sc.Operation("f0", [], ["x", "y"], 4.0, 2),
+        sc.Operation("f1", [], ["y"], 4.0),
+        sc.Operation("f2", [], ["x"], 0.0),
+        sc.Operation("reader", ["x", "y"], ["z"], 1.0, repeatable=False),
+    ]
+    graph = sc.Graph(operations, [sc.Tensor(name, 0) for name in "xyz"], results=["z"])
+    assert optimum(graph.to_dict(), 0, "any") == 5.0
+    reader = graph.index.task_of[3]
+    programme = CutRelaxation(graph, Precedence(graph, "given"), [graph.index.task_of[0], reader], [0, 0])
+    assert programme.solve(Deadline(20)).bound == 5.0
+    assert sc.solve(graph, 0, solver="cuts").status is not sc.Status.INFEASIBLE
+
+
+def test_bounds_grow_as_the_budget_shrinks() -> None:
+    graph = conv_net(6)
+    bounds = [sc.solve(graph, f"{share}%", solver="cuts").bound for share in (95, 90, 85, 80, 70)]
+    assert bounds == sorted(bounds)
+
+
+def test_a_budget_under_the_floor_is_proven_impossible() -> None:
+    proposal = propose(Problem(uniform_chain(5), 15), deadline=Deadline(10), seed=0)
+    assert proposal.infeasible
+    assert proposal.schedule is None
+
+
+def test_any_order_bound_never_passes_the_given_order_bound() -> None:
+    for share in (90, 80, 70):
+        solution = sc.solve(conv_net(6), f"{share}%", solver="cuts")
+        assert solution.bound_any <= solution.bound <= solution.time
+
+
+def test_a_programme_out_of_time_claims_nothing() -> None:
+    graph = conv_net(6)
+    precedence = Precedence(graph, "given")
+    answer = CutRelaxation(graph, precedence, [30], [graph.resident_bytes + 600]).solve(Deadline(0))
+    assert answer.live is None
+    assert not answer.exact
+    assert 0 <= answer.bound <= sc.solve(graph, 2**30, solver="save-all").time
+
+
+def test_a_programme_that_time_ran_out_for_while_it_was_built_is_not_solved() -> None:
+    graph = conv_net(6)
+    budgets = [graph.resident_bytes + 600]
+    late = CutRelaxation(graph, Precedence(graph, "given"), [30], budgets, Deadline(0)).solve(Deadline(20))
+    assert (late.live, late.exact, late.infeasible) == (None, False, False)
+    assert 0 <= late.bound <= sc.solve(graph, 2**30, solver="save-all").time
+
+
+def test_the_time_limit_holds_while_a_large_programme_is_built() -> None:
+    graph = sc.zoo.random_layered(10_000, seed=1)
+    problem = Problem(graph, parse_budget("80%", graph))
+    assert problem.floor.bytes < problem.budget_bytes < problem.baseline.peak_bytes
+    started = time.thread_time()
+    propose(problem, deadline=Deadline(1.0), seed=0)
+    assert time.thread_time() - started < 2.0
+
+
+def test_precedence_in_any_order_follows_data_and_phases_only() -> None:
+    graph = sc.Graph(
+        [
+            sc.Operation("a", [], ["a"], 1.0),
+            sc.Operation("b", [], ["b"], 1.0),
+            sc.Operation("c", ["a"], ["c"], 1.0),
+            sc.Operation("z", [], ["z"], 1.0, phase="backward"),
+        ],
+        [sc.Tensor(name, 1) for name in "abcz"],
+        results=["c", "z"],
+        required=["b"],
+    )
+    free, given = Precedence(graph, "any"), Precedence(graph, "given")
+    assert [free.before(task) for task in range(4)] == [0, 0, 0b001, 0b111]
+    assert [free.after(task) for task in range(4)] == [0b1100, 0b1000, 0b1000, 0]
+    assert [given.before(task) for task in range(4)] == [0, 0b1, 0b11, 0b111]
+    assert free.chain([1, 2, 3]) == [1, 3]
+
+
+def test_cuts_that_served_another_budget_spare_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = conv_net(16)
+    tried: list[int] = []
+    try_pairs = _Search._try_pairs
+
+    def counted(self: _Search, tasks: list[int]) -> None:
+        tried.append(len(tasks))
+        try_pairs(self, tasks)
+
+    monkeypatch.setattr(_Search, "_try_pairs", counted)
+    budget = parse_budget("45%", graph)
+    alone = propose(Problem(graph, budget), deadline=Deadline(8), seed=0)
+    trials = len(tried)
+    tried.clear()
+    shared = propose(Problem(graph, budget, cuts=alone.cuts), deadline=Deadline(8), seed=0)
+    assert len(tried) < trials
+    assert shared.cuts[: len(alone.cuts)] == alone.cuts
+    assert shared.bound <= sc.solve(graph, budget, time_limit=4).time

@@ -1,0 +1,177 @@
+"""PuLP's traps: what was found and what is proven are told apart."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import tomllib
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pulp
+import pytest
+
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.integer_program import MilpResult, Programme, TimeIsUpError, _cbc, is_set
+
+
+def knapsack(items: int) -> tuple[Programme, list[pulp.LpVariable]]:
+    """Cover at least half of the weights 3, 5, 7, ... at the least cost 4, 5, 6, ..."""
+    programme = Programme("cover")
+    chosen = [programme.binary("item", float(4 + i)) for i in range(items)]
+    weights = [3.0 + 2 * i for i in range(items)]
+    programme.at_least("cover", zip(chosen, weights, strict=True), sum(weights) / 2)
+    return programme, chosen
+
+
+def cheapest_cover(items: int) -> float:
+    weights = [3.0 + 2 * i for i in range(items)]
+    return min(
+        float(sum(4 + i for i in range(items) if mask >> i & 1))
+        for mask in range(2**items)
+        if sum(w for i, w in enumerate(weights) if mask >> i & 1) >= sum(weights) / 2
+    )
+
+
+def test_a_programme_that_is_not_built_by_its_deadline_claims_nothing() -> None:
+    programme = Programme("late", Deadline(0))
+    item = programme.binary("item", 1.0)
+    with pytest.raises(TimeIsUpError):
+        programme.at_least("cover", [(item, 1.0)], 1)
+    result = programme.minimize(Deadline(20))
+    assert (result.found, result.infeasible, result.bound) == (False, False, -math.inf)
+    assert programme.relax(Deadline(20), "cover") is None
+
+
+def test_bound_and_objective_meet_at_the_optimum_found_by_enumeration() -> None:
+    programme, chosen = knapsack(10)
+    result = programme.minimize(Deadline(10))
+    assert result.found
+    assert result.objective == cheapest_cover(10)
+    assert result.bound == pytest.approx(result.objective)
+    assert sum(4 + i for i, variable in enumerate(chosen) if is_set(variable)) == result.objective
+
+
+def test_an_impossible_programme_is_told_apart_from_one_out_of_time() -> None:
+    programme, _ = knapsack(4)
+    programme.at_most("nothing", [(variable, 1.0) for variable in programme._variables], 0)
+    impossible = programme.minimize(Deadline(10))
+    assert impossible.infeasible
+    assert impossible.bound == math.inf
+    late = knapsack(4)[0].minimize(Deadline(0))
+    assert not late.infeasible
+    assert not late.found
+    assert late.bound == -math.inf
+
+
+def test_a_bound_cut_short_by_time_is_still_under_the_optimum() -> None:
+    programme, _ = knapsack(16)
+    result = programme.minimize(Deadline(0.001))
+    assert result.bound <= cheapest_cover(16) <= result.objective
+
+
+def test_cbc_proves_no_more_than_its_relaxation(monkeypatch: pytest.MonkeyPatch) -> None:
+    programme, _ = knapsack(10)
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+    result = programme.minimize(Deadline(20))
+    assert result.found
+    assert result.objective == cheapest_cover(10)
+    assert result.bound <= result.objective
+
+
+def test_without_highs_and_cbc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    programme, _ = knapsack(4)
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", "/no such program")
+    assert programme.minimize(Deadline(20)) == MilpResult(False, False, -math.inf, math.inf)
+
+
+def test_a_programme_without_variables_says_whether_its_rows_hold() -> None:
+    holds, breaks = Programme("holds"), Programme("breaks")
+    holds.at_most("row", [], 1)
+    breaks.at_most("row", [], -1)
+    assert holds.minimize(Deadline(1)).found
+    assert breaks.minimize(Deadline(1)).infeasible
+
+
+def test_rows_that_must_reach_something_break_without_variables() -> None:
+    programme = Programme("reach")
+    programme.at_least("row", [], 1)
+    assert programme.minimize(Deadline(1)).infeasible
+
+
+def test_a_search_that_is_stopped_returns_what_is_proven_so_far() -> None:
+    # A market split (Cornuejols and Dawande 1998): small, and out of reach of branch and bound.
+    random = np.random.default_rng(1)
+    programme = Programme("market_split")
+    chosen = [programme.binary("market", 1.0) for _ in range(50)]
+    for row in random.integers(0, 100, size=(6, 50)).tolist():
+        for bound in (programme.at_least, programme.at_most):
+            bound("split", zip(chosen, map(float, row), strict=True), sum(row) // 2)
+    deadline = Deadline(60)
+    threading.Timer(0.5, deadline.stop).start()
+    started = time.monotonic()
+    result = programme.minimize(deadline)
+    assert time.monotonic() - started < 20
+    assert not result.infeasible
+    assert 0 <= result.bound <= 50
+
+
+def market_split(seed: int = 0) -> Programme:
+    """Meet five sums of random weights exactly, at least cost of slack: hours for any branch and bound."""
+    random = Random(seed)
+    programme = Programme("market_split")
+    chosen = [programme.binary("shop", 0.0) for _ in range(40)]
+    for _ in range(5):
+        weights = [float(random.randrange(100)) for _ in chosen]
+        short, over = programme.fraction("short", 1000.0), programme.fraction("over", 1000.0)
+        terms = [*zip(chosen, weights, strict=True), (short, 1000.0), (over, -1000.0)]
+        programme.at_least("sum", terms, sum(weights) // 2)
+        programme.at_most("sum", terms, sum(weights) // 2)
+    return programme
+
+
+def hide_highs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+
+
+@pytest.mark.parametrize("backend", ["HiGHS", "CBC"])
+def test_pulp_says_optimal_after_a_time_limit_and_is_not_believed(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "CBC":
+        hide_highs(monkeypatch)
+    programme = market_split()
+    result = programme.minimize(Deadline(0.5))
+    assert pulp.LpStatus[programme.problem.status] == "Optimal"
+    assert result.found
+    assert not result.infeasible
+    assert result.bound < result.objective - 1
+
+
+def test_cbc_says_optimal_within_a_tolerance_and_is_asked_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    loose, _ = knapsack(12)
+    loose.problem.setObjective(pulp.LpAffineExpression(loose.cost))
+    loose.problem.solve(_cbc(msg=False, gapRel=0.5))
+    assert pulp.LpStatus[loose.problem.status] == "Optimal"
+    hide_highs(monkeypatch)
+    tight = knapsack(12)[0].minimize(Deadline(20))
+    assert tight.objective == cheapest_cover(12) <= pulp.value(loose.problem.objective)
+    # The bound is that of the relaxation, so the gap stays open although CBC says "Optimal".
+    assert tight.bound < tight.objective
+
+
+def test_values_a_tolerance_away_from_whole_count_as_whole() -> None:
+    (variable,) = knapsack(1)[1]
+    for value, expected in ((0.9999997, True), (1.0000002, True), (3e-7, False), (-1e-9, False), (None, False)):
+        variable.varValue = value
+        assert is_set(variable) is expected
+
+
+def test_the_version_of_pulp_is_bounded() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    (needed,) = [line for line in pyproject["project"]["dependencies"] if line.startswith("pulp")]
+    assert "<4" in needed
+    assert pulp.__version__.startswith("3.")
