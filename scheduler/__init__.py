@@ -11,7 +11,7 @@ try:
     from scheduler.graph.formats import read_graph, write_graph
     from scheduler.plan import Plan
     from scheduler.planning.frontiers import Frontier, frontier
-    from scheduler.planning.pipeline import StagePlan, plan_stages
+    from scheduler.planning.pipeline import PipelineStagePlan, plan_pipeline
     from scheduler.schedule import Compute, Free, Schedule
     from scheduler.simulator import Simulation, simulate
     from scheduler.solution import Solution, Status
@@ -32,19 +32,19 @@ __all__ = [
     "Graph",
     "Layer",
     "Operation",
+    "PipelineStagePlan",
     "Plan",
     "Schedule",
     "SchedulerError",
     "Simulation",
     "Solution",
-    "StagePlan",
     "Status",
     "Tensor",
     "compare",
     "frontier",
     "make_plan",
     "minimum_budget",
-    "plan_stages",
+    "plan_pipeline",
     "read_graph",
     "revolve_actions",
     "simulate",

@@ -10,9 +10,9 @@ from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeE
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
-from scheduler.problem import Order, Problem, parse_budget
+from scheduler.problem import Problem, parse_budget
 from scheduler.simulator import simulate
-from scheduler.solution import Proposal, Solution, Status, judge
+from scheduler.solution import Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.smallest_peak import smallest_peak, squeeze
@@ -27,7 +27,7 @@ class SolveOptions(TypedDict, total=False):
 
     solver: str
     time_limit: float
-    order: Order
+    reorder: bool
     seed: int
 
 
@@ -55,7 +55,7 @@ def solve(
     *,
     solver: str = "auto",
     time_limit: float = 60.0,
-    order: Order = "any",
+    reorder: bool = True,
     seed: int = 0,
 ) -> Solution:
     """Find the fastest schedule that fits a budget, and prove how good it is.
@@ -71,8 +71,8 @@ def solve(
     time_limit : float
         Seconds, without those of compiling kernels on the first run on a machine. The best
         answer found by then, or by Ctrl-C, is returned with its bound.
-    order : "any" or "given"
-        Whether tasks may first run in any order, or in the given one only.
+    reorder : bool
+        Whether tasks may first run in any order, or in the input order only.
     seed : int
         Of searches that draw random numbers.
 
@@ -102,9 +102,9 @@ def solve(
     started = clock.now()
     deadline = Deadline(time_limit)
     with stopped_by_interrupt(deadline):
-        problem = Problem(graph, parse_budget(budget, graph), order, chain)
+        problem = Problem(graph, parse_budget(budget, graph), reorder, chain)
         proposal = propose_with_bounds(problem, solver, deadline, seed)
-        solution = judge(problem, proposal, solver=solver, seconds=clock.now() - started)
+        solution = grade(problem, proposal, solver=solver, seconds=clock.now() - started)
     if solution.schedule is None:
         deadline = Deadline(max(LEAST_SECONDS_TO_EXPLAIN, deadline.remaining))
         with stopped_by_interrupt(deadline):
@@ -129,7 +129,7 @@ def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -
     """
     check_options(time_limit, 0)
     graph, chain = lower(graph_or_chain)
-    problem, deadline = Problem(graph, 0, "any", chain), Deadline(time_limit)
+    problem, deadline = Problem(graph, 0, chain=chain), Deadline(time_limit)
     with stopped_by_interrupt(deadline):
         peak, _ = squeeze(problem, deadline)
     return SmallestPeak(peak, problem.floor.bytes, problem.floor.operation)
@@ -190,24 +190,24 @@ def check_options(time_limit: float, seed: int) -> None:
 
 
 def propose_with_bounds(problem: Problem, solver: str, deadline: Deadline, seed: int) -> Proposal:
-    """Return a solver's proposal, with the bounds of `cuts` if it brings none of its own."""
+    """Return a solver's proposal, with the bounds of `ilp` if it brings none of its own."""
     return with_bounds(problem, load_solver(solver)(problem, deadline=deadline, seed=seed), deadline)
 
 
 def with_bounds(problem: Problem, proposal: Proposal, deadline: Deadline) -> Proposal:
-    """Return a proposal with the bounds of `cuts` if it brings none of its own."""
-    if max(proposal.bound, proposal.bound_any) > 0 or proposal.infeasible or proposal.schedule is None:
+    """Return a proposal with the bounds of `ilp` if it brings none of its own."""
+    if max(proposal.bound, proposal.global_bound) > 0 or proposal.infeasible or proposal.schedule is None:
         return proposal
-    least = replace(proposal, bound=problem.least_time, bound_any=problem.least_time)
+    least = replace(proposal, bound=problem.least_time, global_bound=problem.least_time)
     if simulate(problem.graph, proposal.schedule).time <= problem.least_time:
         return least
     try:
-        proven = load_solver("cuts")(problem, deadline=deadline, seed=0)
+        proven = load_solver("ilp")(problem, deadline=deadline, seed=0)
     except UnsuitableProblemError:  # too large a graph
         return least
-    if proposal.search_space != "given order":
-        return replace(proposal, bound_any=proven.bound_any)
-    return replace(proposal, bound=proven.bound, bound_any=proven.bound_any)
+    if proposal.search_space != "input order":
+        return replace(proposal, global_bound=proven.global_bound)
+    return replace(proposal, bound=proven.bound, global_bound=proven.global_bound)
 
 
 def _why_nothing(problem: Problem, solution: Solution, deadline: Deadline) -> str:

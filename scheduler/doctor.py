@@ -107,7 +107,7 @@ PARTS = (
     Part("numpy", "numpy", "everything", _AGAIN, needed=True),
     Part("numba", "numba", "the kernels of the solvers", _AGAIN, needed=True),
     Part("networkx", "networkx", "graph files of other tools", _AGAIN, needed=True),
-    Part("PuLP", "pulp", "integer programmes", _AGAIN, needed=True),
+    Part("PuLP", "pulp", "integer programs", _AGAIN, needed=True),
     Part("HiGHS", "highspy", "bounds and proofs", 'pip install "highspy>=1.10,<1.14"'),
     Part("CBC", "pulp", "bounds where HiGHS is missing", _AGAIN, trial=_CBC),
     Part(
@@ -121,7 +121,7 @@ PARTS = (
     Part("GPU", "torch", "training on a GPU", "none is needed; for one, install torch built for it", trial=_GPU),
     Part("matplotlib", "matplotlib", "pictures and reports", _extra("plot")),
     Part("transformers", "transformers", "the models called hf-...", _extra("models")),
-    Part("OR-tools", "ortools", 'the solver "intervals"', _extra("cpsat")),
+    Part("OR-tools", "ortools", 'the solver "moccasin"', _extra("cpsat")),
     Part("pandas", "pandas", "tables as data frames", _extra("tables")),
 )
 

@@ -41,14 +41,14 @@ class InvalidScheduleError(SchedulerError, ValueError):
     Attributes
     ----------
     index : int
-        Position of the verb that breaks the rule; the schedule's length when it is only
+        Position of the action that breaks the rule; the schedule's length when it is only
         at the end that something is missing.
     reason : str
         The rule, and what broke it.
     """
 
     def __init__(self, index: int, reason: str) -> None:
-        super().__init__(f"verb {index}: {reason}")
+        super().__init__(f"action {index}: {reason}")
         self.index = index
         self.reason = reason
 

@@ -1,4 +1,4 @@
-"""The plan: an answer as a file that stands on its own and is judged again when it is read."""
+"""The plan: an answer as a file that stands on its own and is simulated again when it is read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Plan:
     status : Status
         OPTIMAL or FEASIBLE.
     search_space, solver : str
-    bound, bound_any : float
+    bound, global_bound : float
         Proven lower bounds on the time, in the search space and over all schedules.
     solve_seconds : float
     granularity : "operations" or "layers"
@@ -71,7 +71,7 @@ class Plan:
     status: Status
     search_space: str
     bound: float
-    bound_any: float
+    global_bound: float
     solver: str
     solve_seconds: float
     granularity: Granularity = "operations"
@@ -101,7 +101,7 @@ class Plan:
             status=solution.status,
             search_space=solution.search_space,
             bound=solution.bound,
-            bound_any=solution.bound_any,
+            global_bound=solution.global_bound,
             solver=solution.solver,
             solve_seconds=solution.solve_seconds,
             granularity=granularity,
@@ -120,9 +120,9 @@ class Plan:
         return relative_gap(self.time, self.bound)
 
     @property
-    def gap_any(self) -> float:
-        """(time - bound_any) / time."""
-        return relative_gap(self.time, self.bound_any)
+    def global_gap(self) -> float:
+        """(time - global_bound) / time."""
+        return relative_gap(self.time, self.global_bound)
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -189,22 +189,24 @@ class Plan:
                 + f" (digest {self.graph.digest[:12]}, given {graph.digest[:12]}); make a plan for this one"
             )
         try:
-            judged = self.simulation
+            simulated = self.simulation
         except InvalidScheduleError as error:
             raise PlanClaimError(f"the schedule breaks a rule: {error}") from error
         baseline = simulate(self.graph, save_everything(self.graph))
-        self._check("time", self.time, judged.time)
-        self._check("peak_bytes", self.peak_bytes, judged.peak_bytes)
+        self._check("time", self.time, simulated.time)
+        self._check("peak_bytes", self.peak_bytes, simulated.peak_bytes)
         self._check("baseline_time", self.baseline_time, baseline.time)
         self._check("baseline_peak_bytes", self.baseline_peak_bytes, baseline.peak_bytes)
-        self._check("saved", self.saved, judged.saved)
+        self._check("saved", self.saved, simulated.saved)
         if self.peak_bytes > self.budget_bytes:
             raise PlanClaimError(f"the peak of {self.peak_bytes} bytes is over the budget of {self.budget_bytes}")
-        for name, bound in (("bound", self.bound), ("bound_any", self.bound_any)):
+        for name, bound in (("bound", self.bound), ("global_bound", self.global_bound)):
             if not least_time(self.graph) * (1 - 1e-12) <= bound <= self.time:
                 raise PlanClaimError(f"{name} {bound} is no lower bound on the time {self.time}")
-        if self.bound_any > self.bound:
-            raise PlanClaimError(f"bound_any {self.bound_any} holds for more schedules than bound, and is above it")
+        if self.global_bound > self.bound:
+            raise PlanClaimError(
+                f"global_bound {self.global_bound} holds for more schedules than bound, and is above it"
+            )
         expected = Status.OPTIMAL if self.gap <= TOLERANCE else Status.FEASIBLE
         self._check("status", self.status.name, expected.name)
 
@@ -214,7 +216,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: object) -> Plan:
-        """Return the plan that `to_dict` wrote, judged again.
+        """Return the plan that `to_dict` wrote, simulated again.
 
         Raises
         ------
@@ -238,7 +240,7 @@ class Plan:
         claims, proof = _object(fields.get("claims"), "claims"), _object(fields.get("proof"), "proof")
         plan._check("overhead", claims.get("overhead"), plan.overhead)
         plan._check("gap", proof.get("gap"), plan.gap)
-        plan._check("gap_any", proof.get("gap_any"), plan.gap_any)
+        plan._check("global_gap", proof.get("global_gap"), plan.global_gap)
         plan.verify()
         if fields.get("digest") != plan.digest or {**plan._content(), "digest": plan.digest} != fields:
             raise PlanMismatchError("the plan was changed after it was written: its digest differs; make it again")
@@ -268,9 +270,9 @@ class Plan:
                 "status": self.status.name,
                 "search_space": self.search_space,
                 "bound": self.bound,
-                "bound_any": self.bound_any,
+                "global_bound": self.global_bound,
                 "gap": self.gap,
-                "gap_any": self.gap_any,
+                "global_gap": self.global_gap,
                 "solver": self.solver,
                 "solve_seconds": self.solve_seconds,
             },
@@ -307,7 +309,7 @@ class Plan:
             status=Status[str(status)],
             search_space=_text(proof, "search_space"),
             bound=_number(proof, "bound"),
-            bound_any=_number(proof, "bound_any"),
+            global_bound=_number(proof, "global_bound"),
             solver=_text(proof, "solver"),
             solve_seconds=_number(proof, "solve_seconds"),
             granularity=granularity,

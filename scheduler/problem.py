@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
 
 from scheduler.errors import InvalidBudgetError, InvalidOptionError
 from scheduler.graph import Graph
@@ -13,9 +12,6 @@ from scheduler.graph.chain import Chain
 from scheduler.schedule import Schedule, schedule_from_runs
 from scheduler.simulator import Simulation, simulate
 from scheduler.units import parse_bytes, split_quantity
-
-Order = Literal["any", "given"]
-"""Whether tasks may first run in any order, or in the given one only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +39,34 @@ class Problem:
     graph : Graph
     budget_bytes : int
         Largest peak of the whole step, resident tensors included.
-    order : "any" or "given"
+    reorder : bool
+        Whether tasks may first run in any order, or in the input order only.
     chain : Chain, optional
         The chain that the graph is lowered from, for the solvers that work on chains.
     starts : tuple of Schedule
         Schedules of the graph that a search may start from, whether they fit or not.
     cuts : tuple of int
-        Tasks that served `cuts` at other budgets, in the order in which they were found.
+        Tasks that served `ilp` at other budgets, in the order in which they were found.
 
     Raises
     ------
     InvalidOptionError
-        If the order is unknown.
+        If `reorder` is not a bool.
     InvalidBudgetError
         If the budget is not an int >= 0.
     """
 
     graph: Graph
     budget_bytes: int
-    order: Order = "any"
+    reorder: bool = True
     chain: Chain | None = None
     starts: tuple[Schedule, ...] = ()
     cuts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget_bytes", parse_bytes(self.budget_bytes))
-        if self.order not in get_args(Order):
-            raise InvalidOptionError(f'order is "any" or "given", not {self.order!r}')
+        if not isinstance(self.reorder, bool):
+            raise InvalidOptionError(f"reorder must be a bool, got {self.reorder!r}")
 
     @cached_property
     def save_everything(self) -> Schedule:
@@ -78,7 +75,7 @@ class Problem:
 
     @cached_property
     def baseline(self) -> Simulation:
-        """The judged save-everything schedule: 100 % of time and peak."""
+        """The simulated save-everything schedule: 100 % of time and peak."""
         return simulate(self.graph, self.save_everything)
 
     @cached_property
@@ -93,7 +90,7 @@ class Problem:
 
 
 def save_everything(graph: Graph) -> Schedule:
-    """Return the schedule that runs the needed defaults once, in the given order.
+    """Return the schedule that runs the needed defaults once, in the input order.
 
     Each tensor is freed after its last reader. Its time is the baseline, its peak 100 %.
     """
@@ -110,7 +107,7 @@ def parse_budget(budget: int | str, graph: Graph, *, baseline: Simulation | None
         save-everything step adds to them.
     graph : Graph
     baseline : Simulation, optional
-        The judged save-everything schedule, if it is at hand.
+        The simulated save-everything schedule, if it is at hand.
 
     Raises
     ------
@@ -129,8 +126,8 @@ def parse_budget(budget: int | str, graph: Graph, *, baseline: Simulation | None
         number, unit = split_quantity(budget)
         if unit != "%":
             raise InvalidBudgetError(f'cannot read "{budget}": write for example "60%"')
-        judged = baseline or simulate(graph, save_everything(graph))
-        extra = judged.peak_bytes - graph.resident_bytes
+        simulated = baseline or simulate(graph, save_everything(graph))
+        extra = simulated.peak_bytes - graph.resident_bytes
         return graph.resident_bytes + math.floor(extra * number / 100)
     return parse_bytes(budget)
 

@@ -24,18 +24,18 @@ class Free:
     tensor: str
 
 
-Verb = Compute | Free
+Action = Compute | Free
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule(Sequence[Verb]):
-    """A sequence of verbs; equal by value, hashable, iterable any number of times.
+class Schedule(Sequence[Action]):
+    """A sequence of actions; equal by value, hashable, iterable any number of times.
 
-    Its text form has one verb a line: `+name` computes an operation, `-name` frees a tensor.
+    Its text form has one action a line: `+name` computes an operation, `-name` frees a tensor.
 
     Parameters
     ----------
-    verbs : iterable of Compute or Free
+    actions : iterable of Compute or Free
 
     Raises
     ------
@@ -52,37 +52,41 @@ class Schedule(Sequence[Verb]):
     True
     """
 
-    verbs: tuple[Verb, ...]
+    actions: tuple[Action, ...]
 
-    def __init__(self, verbs: Iterable[Verb] = ()) -> None:
-        entries = tuple(verbs)
-        for i, verb in enumerate(entries):
-            name = verb.operation if isinstance(verb, Compute) else verb.tensor if isinstance(verb, Free) else None
+    def __init__(self, actions: Iterable[Action] = ()) -> None:
+        entries = tuple(actions)
+        for i, action in enumerate(entries):
+            name = (
+                action.operation if isinstance(action, Compute) else action.tensor if isinstance(action, Free) else None
+            )
             if not isinstance(name, str) or not name:
-                raise InvalidScheduleError(i, f"a verb is Compute(name) or Free(name), not {verb!r}")
-        object.__setattr__(self, "verbs", entries)
+                raise InvalidScheduleError(i, f"an action is Compute(name) or Free(name), not {action!r}")
+        object.__setattr__(self, "actions", entries)
 
     def __len__(self) -> int:
-        return len(self.verbs)
+        return len(self.actions)
 
-    def __iter__(self) -> Iterator[Verb]:
-        return iter(self.verbs)
+    def __iter__(self) -> Iterator[Action]:
+        return iter(self.actions)
 
     @overload
-    def __getitem__(self, index: int) -> Verb: ...
+    def __getitem__(self, index: int) -> Action: ...
     @overload
     def __getitem__(self, index: slice) -> Schedule: ...
-    def __getitem__(self, index: int | slice) -> Verb | Schedule:
+    def __getitem__(self, index: int | slice) -> Action | Schedule:
         if isinstance(index, slice):
-            return Schedule(self.verbs[index])
-        return self.verbs[index]
+            return Schedule(self.actions[index])
+        return self.actions[index]
 
     def __str__(self) -> str:
         return "\n".join(self.to_lines())
 
     def to_lines(self) -> list[str]:
         """Return the text form as a list of lines."""
-        return [f"+{verb.operation}" if isinstance(verb, Compute) else f"-{verb.tensor}" for verb in self.verbs]
+        return [
+            f"+{action.operation}" if isinstance(action, Compute) else f"-{action.tensor}" for action in self.actions
+        ]
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> Schedule:
@@ -93,13 +97,13 @@ class Schedule(Sequence[Verb]):
         InvalidScheduleError
             If a line is not `+name` or `-name`.
         """
-        verbs: list[Verb] = []
+        actions: list[Action] = []
         for i, line in enumerate(lines):
             sign = line[:1] if isinstance(line, str) else ""
             if sign not in ("+", "-") or len(line) == 1:
-                raise InvalidScheduleError(i, f'a verb reads "+operation" or "-tensor", not {line!r}')
-            verbs.append(Compute(line[1:]) if sign == "+" else Free(line[1:]))
-        return cls(verbs)
+                raise InvalidScheduleError(i, f'an action reads "+operation" or "-tensor", not {line!r}')
+            actions.append(Compute(line[1:]) if sign == "+" else Free(line[1:]))
+        return cls(actions)
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
@@ -147,20 +151,20 @@ def schedule_from_runs(graph: Graph, runs: Sequence[int]) -> Schedule:
                 last_use.setdefault(tensor, position)
     compute = [Compute(operation.name) for operation in graph.operations]
     free = [Free(tensor.name) for tensor in graph.tensors]
-    verbs: list[Verb] = []
+    actions: list[Action] = []
     for operation, freed in zip(runs, frees, strict=True):
-        verbs.append(compute[operation])
-        verbs.extend(free[tensor] for tensor in freed)
-    return Schedule(verbs)
+        actions.append(compute[operation])
+        actions.extend(free[tensor] for tensor in freed)
+    return Schedule(actions)
 
 
-def follows_given_order(graph: Graph, schedule: Schedule) -> bool:
-    """Return whether tasks first run in the given order."""
+def follows_input_order(graph: Graph, schedule: Schedule) -> bool:
+    """Return whether tasks first run in the input order."""
     index = graph.index
     latest, seen = -1, set()
-    for verb in schedule:
-        if isinstance(verb, Compute):
-            task = index.task_of[index.operation_ids[verb.operation]]
+    for action in schedule:
+        if isinstance(action, Compute):
+            task = index.task_of[index.operation_ids[action.operation]]
             if task not in seen:
                 if task < latest:
                     return False
@@ -172,15 +176,15 @@ def follows_given_order(graph: Graph, schedule: Schedule) -> bool:
 def runs_of(graph: Graph, schedule: Schedule) -> Sequence[int]:
     """Return the positions in `graph.operations` that a schedule runs, in order."""
     ids = graph.index.operation_ids
-    return [ids[verb.operation] for verb in schedule if isinstance(verb, Compute)]
+    return [ids[action.operation] for action in schedule if isinstance(action, Compute)]
 
 
 def first_runs(graph: Graph, schedule: Schedule) -> dict[int, int]:
-    """Return the position of the verb at which each task first runs."""
+    """Return the position of the action at which each task first runs."""
     index = graph.index
     firsts: dict[int, int] = {}
     runs = iter(runs_of(graph, schedule))
-    for position, verb in enumerate(schedule):
-        if isinstance(verb, Compute):
+    for position, action in enumerate(schedule):
+        if isinstance(action, Compute):
             firsts.setdefault(index.task_of[next(runs)], position)
     return firsts

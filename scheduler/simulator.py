@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from scheduler.errors import InvalidScheduleError
 from scheduler.graph import Graph, GraphIndex
-from scheduler.schedule import Compute, Free, Schedule, Verb
+from scheduler.schedule import Action, Compute, Free, Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +32,14 @@ class Simulation:
         The operation during whose run the peak first stands.
     live_peak_bytes : int
         Largest memory at any moment if no operation had a workspace.
-    memory : ndarray of int64, shape (verbs,)
+    memory : ndarray of int64, shape (actions,)
         Bytes during each `Compute` and after each `Free`, resident tensors included.
     recomputed : mapping of str to int
         Runs - 1 of each task that ran, under the name of the task's default operation.
     saved : tuple of str
         Tensors live at the end of the forward phase, resident ones left out: the
         checkpoint set.
-    boundary_bytes : int
+    saved_bytes : int
         Bytes live at the end of the forward phase, resident tensors left out.
     """
 
@@ -50,10 +50,10 @@ class Simulation:
     memory: npt.NDArray[np.int64]
     recomputed: Mapping[str, int]
     saved: tuple[str, ...]
-    boundary_bytes: int
+    saved_bytes: int
 
 
-def simulate(graph: Graph, schedule: Schedule | Iterable[Verb]) -> Simulation:
+def simulate(graph: Graph, schedule: Schedule | Iterable[Action]) -> Simulation:
     """Judge a schedule of a graph.
 
     An output whose storage some input has joins the instance of the first such input (a
@@ -81,14 +81,14 @@ def simulate(graph: Graph, schedule: Schedule | Iterable[Verb]) -> Simulation:
         forward results need; a forward task first runs after that; at the end, a required
         operation has not run or a result is not live.
     """
-    verbs = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
+    actions = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
     machine = _Machine(graph)
-    for position, verb in enumerate(verbs):
-        if isinstance(verb, Compute):
-            machine.compute(position, verb)
+    for position, action in enumerate(actions):
+        if isinstance(action, Compute):
+            machine.compute(position, action)
         else:
-            machine.free(position, verb)
-    return machine.finish(len(verbs))
+            machine.free(position, action)
+    return machine.finish(len(actions))
 
 
 class _Machine:
@@ -112,12 +112,12 @@ class _Machine:
         self.in_backward = False
         self.boundary: tuple[tuple[str, ...], int] = ((), 0)
 
-    def compute(self, position: int, verb: Compute) -> None:
+    def compute(self, position: int, action: Compute) -> None:
         """Run an operation, or say which rule forbids it."""
         index = self.index
-        i = index.operation_ids.get(verb.operation, -1)
+        i = index.operation_ids.get(action.operation, -1)
         if i < 0:
-            raise InvalidScheduleError(position, f'the graph has no operation "{verb.operation}"')
+            raise InvalidScheduleError(position, f'the graph has no operation "{action.operation}"')
         self._check_compute(position, i)
         instance = self.instance
         storage_of, outputs = index.storage_of, index.outputs[i]
@@ -148,21 +148,21 @@ class _Machine:
                 self.holders[joined] += 1
         self.memory.append(during)
         if during > self.peak_bytes or not self.peak_operation:
-            self.peak_bytes, self.peak_operation = during, verb.operation
+            self.peak_bytes, self.peak_operation = during, action.operation
         self.live_peak_bytes = max(self.live_peak_bytes, live_bytes)
         self.task_runs[index.task_of[i]] += 1
         self.runs[i] += 1
 
-    def free(self, position: int, verb: Free) -> None:
+    def free(self, position: int, action: Free) -> None:
         """Let go of a tensor, or say which rule forbids it."""
-        tensor = self.index.tensor_ids.get(verb.tensor, -1)
+        tensor = self.index.tensor_ids.get(action.tensor, -1)
         if tensor < 0:
-            raise InvalidScheduleError(position, f'the graph has no tensor "{verb.tensor}"')
+            raise InvalidScheduleError(position, f'the graph has no tensor "{action.tensor}"')
         if self.index.is_resident[tensor]:
-            raise InvalidScheduleError(position, f'resident tensor "{verb.tensor}" cannot be freed')
+            raise InvalidScheduleError(position, f'resident tensor "{action.tensor}" cannot be freed')
         number = self.instance.pop(tensor, None)
         if number is None:
-            raise InvalidScheduleError(position, f'tensor "{verb.tensor}" is freed but not live')
+            raise InvalidScheduleError(position, f'tensor "{action.tensor}" is freed but not live')
         if number >= 0:
             self.holders[number] -= 1
             if self.holders[number] == 0:
@@ -186,7 +186,7 @@ class _Machine:
         }
         memory = np.array(self.memory, dtype=np.int64)
         memory.flags.writeable = False
-        saved, boundary_bytes = self.boundary
+        saved, saved_bytes = self.boundary
         return Simulation(
             time=math.fsum(op.time * runs for op, runs in zip(operations, self.runs, strict=True)),
             peak_bytes=self.peak_bytes,
@@ -195,7 +195,7 @@ class _Machine:
             memory=memory,
             recomputed=recomputed,
             saved=saved,
-            boundary_bytes=boundary_bytes,
+            saved_bytes=saved_bytes,
         )
 
     def _check_compute(self, position: int, i: int) -> None:

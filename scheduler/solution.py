@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from scheduler.problem import Problem
-from scheduler.schedule import Schedule, follows_given_order
+from scheduler.schedule import Schedule, follows_input_order
 from scheduler.simulator import Simulation, simulate
 from scheduler.units import format_bytes
 
@@ -25,29 +25,29 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a solver returns; it is not believed until it is judged.
+    """What a solver returns; it is not believed until it is simulated.
 
     Attributes
     ----------
     schedule : Schedule or None
     search_space : str
-        "persistent", "given order", "any order" or the solver's own family.
+        "persistent", "input order", "any order" or the solver's own family.
     bound : float
         Proven lower bound on the time within the search space.
-    bound_any : float
+    global_bound : float
         Proven lower bound on the time over all schedules.
     infeasible : bool
         True if it is proven that no schedule of the problem's order fits.
     messages : tuple of str
         What a reader should know: cuts used, why nothing was found.
     cuts : tuple of int
-        Tasks that served `cuts`, for the same graph at other budgets.
+        Tasks that served `ilp`, for the same graph at other budgets.
     """
 
     schedule: Schedule | None
     search_space: str
     bound: float = 0.0
-    bound_any: float = 0.0
+    global_bound: float = 0.0
     infeasible: bool = False
     messages: tuple[str, ...] = ()
     cuts: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Solution:
-    """A judged answer.
+    """A simulated answer.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Solution:
         Of the save-everything schedule.
     bound : float
         Proven lower bound on the time within `search_space`.
-    bound_any : float
+    global_bound : float
         Proven lower bound on the time over all schedules.
     search_space : str
     solver : str
@@ -84,7 +84,7 @@ class Solution:
     baseline_time: float
     baseline_peak_bytes: int
     bound: float
-    bound_any: float
+    global_bound: float
     search_space: str
     solver: str
     solve_seconds: float
@@ -116,9 +116,9 @@ class Solution:
         return relative_gap(self.time, self.bound)
 
     @property
-    def gap_any(self) -> float:
-        """(time - bound_any) / time: at most this share can be saved by any schedule."""
-        return relative_gap(self.time, self.bound_any)
+    def global_gap(self) -> float:
+        """(time - global_bound) / time: at most this share can be saved by any schedule."""
+        return relative_gap(self.time, self.global_bound)
 
 
 def relative_gap(time: float, bound: float) -> float:
@@ -128,8 +128,8 @@ def relative_gap(time: float, bound: float) -> float:
     return max(0.0, (time - bound) / time) if time > 0 else 0.0
 
 
-def judge(problem: Problem, proposal: Proposal, *, solver: str, seconds: float) -> Solution:
-    """Return the solution that a proposal amounts to, judged by `simulate`.
+def grade(problem: Problem, proposal: Proposal, *, solver: str, seconds: float) -> Solution:
+    """Return the solution that a proposal amounts to, simulated by `simulate`.
 
     OPTIMAL is computed here and nowhere else: the schedule fits and its gap is closed. A
     schedule over budget, or out of the requested order, counts as none.
@@ -141,8 +141,8 @@ def judge(problem: Problem, proposal: Proposal, *, solver: str, seconds: float) 
     """
     schedule, simulation = proposal.schedule, None
     messages = list(proposal.messages)
-    bound_any = max(proposal.bound_any, problem.least_time)
-    bound = max(proposal.bound, bound_any)
+    global_bound = max(proposal.global_bound, problem.least_time)
+    bound = max(proposal.bound, global_bound)
     space = proposal.search_space
     if schedule is not None:
         simulation = simulate(problem.graph, schedule)
@@ -152,16 +152,16 @@ def judge(problem: Problem, proposal: Proposal, *, solver: str, seconds: float) 
                 f" over the budget of {format_bytes(problem.budget_bytes)}"
             )
             schedule = simulation = None
-        elif problem.order == "given" and not follows_given_order(problem.graph, schedule):
-            messages.append("the best schedule found leaves the given order")
+        elif not problem.reorder and not follows_input_order(problem.graph, schedule):
+            messages.append("the best schedule found leaves the input order")
             schedule = simulation = None
     if simulation is None:
         status = Status.INFEASIBLE if proposal.infeasible else Status.UNKNOWN
     else:
-        # A bound from floating-point optimisation may exceed the truth by its tolerance.
-        bound, bound_any = min(bound, simulation.time), min(bound_any, simulation.time)
-        if relative_gap(simulation.time, bound_any) <= TOLERANCE:
-            bound, space = bound_any, "any order"
+        # A bound from floating-point optimization may exceed the truth by its tolerance.
+        bound, global_bound = min(bound, simulation.time), min(global_bound, simulation.time)
+        if relative_gap(simulation.time, global_bound) <= TOLERANCE:
+            bound, space = global_bound, "any order"
         status = Status.OPTIMAL if relative_gap(simulation.time, bound) <= TOLERANCE else Status.FEASIBLE
     return Solution(
         status=status,
@@ -171,7 +171,7 @@ def judge(problem: Problem, proposal: Proposal, *, solver: str, seconds: float) 
         baseline_time=problem.baseline.time,
         baseline_peak_bytes=problem.baseline.peak_bytes,
         bound=bound,
-        bound_any=bound_any,
+        global_bound=global_bound,
         search_space=space,
         solver=solver,
         solve_seconds=seconds,

@@ -116,12 +116,12 @@ class Timeline:
             is_saved = boundary is not None and saved.get(tensor) is run
             holdings.append(Holding(tensor, run.operation.name, run.start, clock, is_freed, is_saved))
 
-        for verb, memory in zip(schedule, simulation.memory.tolist(), strict=True):
-            if not isinstance(verb, Compute):
-                end_holding(verb.tensor, is_freed=True)
-                del live[verb.tensor]
+        for action, memory in zip(schedule, simulation.memory.tolist(), strict=True):
+            if not isinstance(action, Compute):
+                end_holding(action.tensor, is_freed=True)
+                del live[action.tensor]
                 continue
-            i = index.operation_ids[verb.operation]
+            i = index.operation_ids[action.operation]
             run = Run(graph.operations[i], clock, memory, index.task_of[i] in has_run)
             if boundary is None and run.operation.phase == "backward":
                 boundary, saved = clock, dict(live)

@@ -61,7 +61,7 @@ def test_budgets_that_cannot_be_understood_are_refused(budget: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"time_limit": 0}, {"time_limit": float("nan")}, {"order": "best"}, {"seed": -1}, {"seed": 1.0}]
+    "options", [{"time_limit": 0}, {"time_limit": float("nan")}, {"reorder": "best"}, {"seed": -1}, {"seed": 1.0}]
 )
 def test_options_out_of_range_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InvalidOptionError):
@@ -82,7 +82,7 @@ def test_the_smallest_budget_of_the_uniform_chain_is_its_floor() -> None:
 
 def test_bounds_come_with_every_answer_even_a_heuristic_one() -> None:
     graph = conv_net(6)
-    exact = sc.solve(graph, "70%", solver="cuts")
+    exact = sc.solve(graph, "70%", solver="ilp")
     assert exact.status is sc.Status.OPTIMAL
     quick = sc.solve(graph, "70%", solver="greedy")
     assert quick.bound == exact.bound == exact.time
@@ -109,7 +109,7 @@ def test_ctrl_c_returns_the_best_answer_and_a_second_one_interrupts(monkeypatch:
         os.kill(os.getpid(), signal.SIGINT)
         while not deadline.passed:
             time.sleep(0.01)
-        return Proposal(problem.save_everything, "given order", bound_any=problem.least_time)
+        return Proposal(problem.save_everything, "input order", global_bound=problem.least_time)
 
     def hasty(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         for _ in range(2):

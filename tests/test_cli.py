@@ -129,7 +129,7 @@ def test_a_chain_file_is_planned_by_its_layers(tmp_path: Path, capsys: pytest.Ca
     sc.write_graph(chain, chain_file)
     assert main(["plan", chain_file, "--budget", "70%", "-o", plan_file, "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
-    assert (planned["status"], planned["time"]) == ("OPTIMAL", sc.solve(chain, "70%", solver="chain").time)
+    assert (planned["status"], planned["time"]) == ("OPTIMAL", sc.solve(chain, "70%", solver="dp").time)
     assert sc.Plan.load(plan_file).granularity == "layers"
     assert main(["verify", plan_file, "--graph", chain_file, "--json"]) == 0
 
@@ -178,11 +178,11 @@ def test_frontier_prints_and_writes_one_row_per_budget(
     graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table_file = tmp_path / "frontier.csv"
-    asked = ["frontier", graph_file, "--budgets", "100%,70%", "--solver", "cuts"]
+    asked = ["frontier", graph_file, "--budgets", "100%,70%", "--solver", "ilp"]
     assert main([*asked, "--json", "--csv", str(table_file)]) == 0
     printed = capsys.readouterr()
     rows = json.loads(printed.out)
-    expected = sc.frontier(conv_net(3), ["100%", "70%"], solver="cuts")
+    expected = sc.frontier(conv_net(3), ["100%", "70%"], solver="ilp")
     assert [(row["budget_bytes"], row["status"], row["time"], row["bound"]) for row in rows] == [
         (row.budget_bytes, row.status.name, row.time, row.bound) for row in expected
     ]
@@ -199,7 +199,7 @@ def test_frontier_prints_and_writes_one_row_per_budget(
 
 
 def test_a_frontier_below_the_floor_is_a_proven_no(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["frontier", graph_file, "--budgets", "1%,2%", "--solver", "cuts"]) == 1
+    assert main(["frontier", graph_file, "--budgets", "1%,2%", "--solver", "ilp"]) == 1
     assert capsys.readouterr().out.count("INFEASIBLE") == 2
 
 
@@ -210,7 +210,7 @@ def test_compare_takes_folders_and_files_and_resumes(
     folder.mkdir()
     (folder / "README.md").write_text("no graph")
     sc.write_graph(uniform_chain(4), folder / "chain.json")
-    asked = ["compare", str(folder), graph_file, "--budgets", "100%,80%", "--solvers", "save-all,cuts", "--json"]
+    asked = ["compare", str(folder), graph_file, "--budgets", "100%,80%", "--solvers", "save-all,ilp", "--json"]
     asked += ["--output", str(tmp_path / "rows.jsonl"), "--csv", str(tmp_path / "table.csv")]
     assert main(asked) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -218,7 +218,7 @@ def test_compare_takes_folders_and_files_and_resumes(
         (graph, budget, solver)
         for graph in ["chain", "graph"]
         for budget in ["100%", "80%"]
-        for solver in ["save-all", "cuts"]
+        for solver in ["save-all", "ilp"]
     ]
     assert len((tmp_path / "table.csv").read_text().splitlines()) == 9
     assert main([*asked, "--jobs", "2"]) == 0
@@ -226,11 +226,11 @@ def test_compare_takes_folders_and_files_and_resumes(
 
 
 def test_compare_runs_cases_in_other_processes(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", graph_file, "--budgets", "100%", "--solvers", "save-all,chain", "--jobs", "2"]) == 0
+    assert main(["compare", graph_file, "--budgets", "100%", "--solvers", "save-all,dp", "--jobs", "2"]) == 0
     head, first, second = capsys.readouterr().out.splitlines()
     assert head.split()[:5] == ["graph", "budget", "solver", "status", "overhead"]
     assert first.split()[:5] == ["graph", "100%", "save-all", "OPTIMAL", "0.000%"]
-    assert second.split()[:5] == ["graph", "100%", "chain", "unsuitable", "-"]
+    assert second.split()[:5] == ["graph", "100%", "dp", "unsuitable", "-"]
 
 
 def test_the_graphs_of_the_zoo_stand_beside_files(
@@ -249,7 +249,7 @@ def test_the_graphs_of_the_zoo_stand_beside_files(
 
 def test_a_graph_of_the_zoo_is_planned_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = str(tmp_path / "plan.json")
-    asked = ["--budget", "60%", "--solver", "chain", "-o", plan]
+    asked = ["--budget", "60%", "--solver", "dp", "-o", plan]
     assert main(["plan", "zoo:uniform_chain", *asked]) == 0
     assert sc.Plan.load(plan).graph.digest == sc.zoo.uniform_chain().graph.digest
     assert main(["plan", "zoo:uniform_chain:layers=5,forward_time=0.5", *asked]) == 0
@@ -261,7 +261,7 @@ def test_a_graph_of_the_zoo_is_planned_by_its_name(tmp_path: Path, capsys: pytes
 def test_an_impatient_interrupt_ends_all_processes_and_keeps_the_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     budgets = ",".join(f"{share}%" for share in range(60, 100))
-    command = [sys.executable, "-m", "scheduler", "compare", "zoo:unet", "--solvers", "cuts", "--budgets", budgets]
+    command = [sys.executable, "-m", "scheduler", "compare", "zoo:unet", "--solvers", "ilp", "--budgets", budgets]
     command += ["--time-limit", "0.5", "--jobs", "2", "--output", str(path)]
     with subprocess.Popen(
         command,

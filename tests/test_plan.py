@@ -33,8 +33,8 @@ def test_the_file_keeps_to_the_schema_that_ships(plan: sc.Plan, tmp_path: Path) 
 
 
 def test_claims_are_the_judges(plan: sc.Plan) -> None:
-    judged = sc.simulate(plan.graph, plan.schedule)
-    assert (plan.time, plan.peak_bytes, plan.saved) == (judged.time, judged.peak_bytes, judged.saved)
+    simulated = sc.simulate(plan.graph, plan.schedule)
+    assert (plan.time, plan.peak_bytes, plan.saved) == (simulated.time, simulated.peak_bytes, simulated.saved)
     assert plan.peak_bytes <= plan.budget_bytes
     assert plan.overhead == pytest.approx(plan.time / plan.baseline_time - 1)
 

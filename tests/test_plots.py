@@ -101,14 +101,14 @@ def test_results_are_not_drawn_as_held() -> None:
     assert bars(ax, "saved for the backward phase") == [[1, 2, 1]]
 
 
-def answer(budget: int, overhead: float | None, bound: float, bound_any: float, baseline: float = 10.0) -> Any:
+def answer(budget: int, overhead: float | None, bound: float, global_bound: float, baseline: float = 10.0) -> Any:
     return SimpleNamespace(
         budget_bytes=budget,
         baseline_time=baseline,
         baseline_peak_bytes=400,
         overhead=overhead,
         bound=bound,
-        bound_any=bound_any,
+        global_bound=global_bound,
     )
 
 
@@ -162,8 +162,8 @@ ROW = Row(
     baseline_peak_bytes=1,
     budget="1",
     budget_bytes=1,
-    solver="cuts",
-    order="any",
+    solver="ilp",
+    reorder=True,
     seed=0,
     time_limit=None,
     version="",
@@ -173,29 +173,29 @@ ROW = Row(
 
 
 def test_a_comparison_has_a_panel_per_graph() -> None:
-    asked = replace(ROW, overhead=0.5, bound=1.0, bound_any=1.0, budget_bytes=2**30)
+    asked = replace(ROW, overhead=0.5, bound=1.0, global_bound=1.0, budget_bytes=2**30)
     rows = [
         replace(asked, graph="$a$ long name of a graph, that is too long"),
         replace(asked, graph="$b$", solver="greedy", budget_bytes=2**31),
         replace(asked, graph="$b$", overhead=None, status="UNKNOWN"),
-        replace(asked, graph="$b$", solver="chain", overhead=None, bound=None, bound_any=None, status="unsuitable"),
+        replace(asked, graph="$b$", solver="dp", overhead=None, bound=None, global_bound=None, status="unsuitable"),
     ]
     figure = plot_comparison(rows)
     figure.canvas.draw()
     first, second = figure.axes
     assert first.get_ylabel() == "…f a graph, that is too long\noverhead in time (%)"
     assert second.get_ylabel() == "$b$\noverhead in time (%)"
-    assert list(line(first, "cuts").get_ydata()) == [50]
+    assert list(line(first, "ilp").get_ydata()) == [50]
     assert list(line(second, "greedy").get_xdata()) == [2]
-    assert list(line(second, "cuts").get_ydata()) == []
-    assert "chain" not in [entry.get_label() for entry in second.get_lines()]
+    assert list(line(second, "ilp").get_ydata()) == []
+    assert "dp" not in [entry.get_label() for entry in second.get_lines()]
     assert line(first, "greedy").get_color() == line(second, "greedy").get_color()
     with pytest.raises(InvalidOptionError, match="no comparison to plot"):
         plot_comparison(rows[-1:])
 
 
 def test_a_folder_gets_a_picture_per_graph_and_one_of_solve_times(tmp_path: Path) -> None:
-    asked = replace(ROW, overhead=0.5, bound=1.0, bound_any=1.0)
+    asked = replace(ROW, overhead=0.5, bound=1.0, global_bound=1.0)
     names = ["a/b", "a:b", "solve_time", "..."]
     rows = [replace(asked, graph=name) for name in names]
     rows += [replace(asked, solver="greedy"), replace(asked, graph="a/b", solver="none", overhead=None)]
@@ -203,11 +203,11 @@ def test_a_folder_gets_a_picture_per_graph_and_one_of_solve_times(tmp_path: Path
     assert sorted((tmp_path / "new").iterdir()) == sorted(files)
     texts = {path.name: set(ElementTree.parse(path).getroot().itertext()) for path in files}
     assert list(texts) == ["solve_time.svg", "a_b.svg", "a_b-2.svg", "solve_time-2.svg", "graph.svg", "g.svg"]
-    assert {"cuts", "greedy", "solve time (s)"} <= texts["solve_time.svg"]
+    assert {"ilp", "greedy", "solve time (s)"} <= texts["solve_time.svg"]
     for file, name in zip(files[1:], [*names, "g"], strict=True):
         assert {name, "overhead in time (%)"} <= texts[file.name]
     # Only what has a point stands in the legend.
-    assert "cuts" in texts["a_b.svg"]
+    assert "ilp" in texts["a_b.svg"]
     assert not {"greedy", "none"} & texts["a_b.svg"]
     assert pyplot.get_fignums() == []
 

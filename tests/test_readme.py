@@ -143,7 +143,7 @@ def test_the_table_of_compiled_steps_is_the_recorded_one_and_holds_what_was_plan
 
 
 def deep_table(rows: list[dict[str, str]]) -> list[str]:
-    """A line per case, in per cent."""
+    """A line per case, in percent."""
     return [
         f"| {row['blocks']} | {row['operations']} | {row['budget']} | {float(row['overhead']):.3%}"
         f" | {float(row['gap']):.4%} | {row['status']} | {row['seconds']} of {row['limit']} | {row['peak_gib']} |"
@@ -203,7 +203,7 @@ def test_the_table_of_a_benchmark_is_the_recorded_one(name: str) -> None:
 
 
 def solver_table(rows: list[dict[str, str]], budget: str) -> list[str]:
-    """Per cent lost by each solver on each graph: a star for a proven optimum, a dash for no schedule found."""
+    """Percent lost by each solver on each graph: a star for a proven optimum, a dash for no schedule found."""
     rows = [row for row in rows if row["budget"] == budget]
     graphs = sorted({row["graph"] for row in rows})
     cells = {
@@ -218,9 +218,9 @@ def solver_table(rows: list[dict[str, str]], budget: str) -> list[str]:
     lines += [f"| `{solver}` | {' | '.join(cells.get((solver, graph), '') for graph in graphs)} |" for solver in served]
     bounds = {
         graph: max(
-            float(row["bound_any"]) / float(row["baseline_time"]) - 1
+            float(row["global_bound"]) / float(row["baseline_time"]) - 1
             for row in rows
-            if row["graph"] == graph and row["bound_any"]
+            if row["graph"] == graph and row["global_bound"]
         )
         for graph in graphs
     }

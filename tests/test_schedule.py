@@ -1,4 +1,4 @@
-"""A schedule is a value; its text form loses nothing; runs become verbs with the earliest frees."""
+"""A schedule is a value; its text form loses nothing; runs become actions with the earliest frees."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_schedule_is_a_sequence() -> None:
 def test_a_schedule_cannot_be_changed() -> None:
     schedule = Schedule([Compute("a")])
     with pytest.raises(AttributeError):
-        schedule.verbs = ()
+        schedule.actions = ()
     with pytest.raises(AttributeError):
         schedule[0].operation = "b"
 
@@ -59,7 +59,7 @@ def test_a_schedule_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(schedule)) == schedule
 
 
-def test_an_entry_that_is_no_verb_is_refused_with_its_index() -> None:
+def test_an_entry_that_is_no_action_is_refused_with_its_index() -> None:
     with pytest.raises(InvalidScheduleError) as refused:
         Schedule([Compute("a"), "+b"])
     assert refused.value.index == 1
@@ -68,7 +68,7 @@ def test_an_entry_that_is_no_verb_is_refused_with_its_index() -> None:
 # The text form.
 
 
-def test_the_text_form_has_one_verb_a_line() -> None:
+def test_the_text_form_has_one_action_a_line() -> None:
     schedule = Schedule([Compute("a b"), Free("-x"), Compute("+a")])
     assert str(schedule) == "+a b\n--x\n++a"
     assert schedule.to_lines() == ["+a b", "--x", "++a"]
@@ -76,14 +76,14 @@ def test_the_text_form_has_one_verb_a_line() -> None:
 
 
 @given(st.lists(VERBS, max_size=8))
-def test_the_text_form_reads_back(verbs: list[Compute | Free]) -> None:
-    schedule = Schedule(verbs)
+def test_the_text_form_reads_back(actions: list[Compute | Free]) -> None:
+    schedule = Schedule(actions)
     assert Schedule.from_text(str(schedule)) == schedule
     assert Schedule.from_lines(schedule.to_lines()) == schedule
 
 
 @pytest.mark.parametrize("line", ["", "a", "+", "-", " +a", "*a", 3, None])
-def test_a_line_that_is_no_verb_is_refused_with_its_index(line: object) -> None:
+def test_a_line_that_is_no_action_is_refused_with_its_index(line: object) -> None:
     with pytest.raises(InvalidScheduleError) as refused:
         Schedule.from_lines(["+a", line])
     assert refused.value.index == 1
@@ -154,8 +154,8 @@ def test_runs_whose_inputs_were_made_break_no_rule_of_liveness(graph: Graph, dat
         if possible:
             runs.append(data.draw(st.sampled_from(possible)))
     plain, state = oracle.read(graph.to_dict()), oracle.start()
-    for verb in schedule_from_runs(graph, runs):
-        kind, name = ("compute", verb.operation) if isinstance(verb, Compute) else ("free", verb.tensor)
+    for action in schedule_from_runs(graph, runs):
+        kind, name = ("compute", action.operation) if isinstance(action, Compute) else ("free", action.tensor)
         state, _ = oracle.step(plain, state, (kind, name))  # raises where a rule is broken
     held = frozenset().union(*state.instances)
     assert held == set(graph.results) & {name for i in runs for name in graph.operations[i].outputs}

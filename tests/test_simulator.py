@@ -15,7 +15,7 @@ from scheduler.graph import Graph, Operation, Tensor
 from scheduler.schedule import Compute, Free, Schedule, schedule_from_runs
 from scheduler.simulator import Simulation, simulate
 from tests.support import oracle
-from tests.support.strategies import graphs, joint_graphs, verb_sequences
+from tests.support.strategies import action_sequences, graphs, joint_graphs
 
 
 def op(name: str, inputs: str, outputs: str, time: float = 1, **options: object) -> Operation:
@@ -27,14 +27,14 @@ def tensors(**sizes: int | tuple[int, str]) -> list[Tensor]:
     return [Tensor(name, *(size if isinstance(size, tuple) else (size,))) for name, size in sizes.items()]
 
 
-def judge(graph: Graph, lines: str) -> Simulation:
+def grade(graph: Graph, lines: str) -> Simulation:
     return simulate(graph, Schedule.from_lines(lines.split()))
 
 
 def refusal(graph: Graph, lines: str) -> tuple[int, str]:
     with pytest.raises(InvalidScheduleError) as refused:
-        judge(graph, lines)
-    assert str(refused.value) == f"verb {refused.value.index}: {refused.value.reason}"
+        grade(graph, lines)
+    assert str(refused.value) == f"action {refused.value.index}: {refused.value.reason}"
     return refused.value.index, refused.value.reason
 
 
@@ -50,7 +50,7 @@ CHAIN = Graph(
 
 
 def test_memory_is_during_each_run_and_after_each_free() -> None:
-    simulation = judge(CHAIN, "+f +g +h -y -z")
+    simulation = grade(CHAIN, "+f +g +h -y -z")
     # 100 + 10; 110 + 20 + 7 (workspace); 130 + 40; then y and z go.
     assert simulation.memory.tolist() == [110, 137, 170, 160, 140]
     assert simulation.memory.dtype == np.int64
@@ -61,12 +61,12 @@ def test_memory_is_during_each_run_and_after_each_free() -> None:
 
 def test_inputs_count_until_their_last_reader_has_run() -> None:
     # At g: x, y and z; y may only go after it.
-    assert judge(CHAIN, "+f +g -y +f +h").memory.tolist() == [110, 137, 120, 130, 170]
+    assert grade(CHAIN, "+f +g -y +f +h").memory.tolist() == [110, 137, 120, 130, 170]
 
 
 def test_the_workspace_counts_during_its_operation_only() -> None:
     graph = Graph([op("a", "", "x", workspace_bytes=50), op("b", "x", "y")], tensors(x=1, y=2), results=["y"])
-    simulation = judge(graph, "+a +b")
+    simulation = grade(graph, "+a +b")
     assert simulation.memory.tolist() == [51, 3]
     assert simulation.peak_operation == "a"
 
@@ -74,23 +74,23 @@ def test_the_workspace_counts_during_its_operation_only() -> None:
 def test_without_workspaces_the_live_peak_is_that_of_the_instances() -> None:
     # 1 during a, then 1 + 2 during b: another moment than that of the peak.
     graph = Graph([op("a", "", "x", workspace_bytes=50), op("b", "x", "y")], tensors(x=1, y=2), results=["y"])
-    simulation = judge(graph, "+a +b")
+    simulation = grade(graph, "+a +b")
     assert (simulation.peak_bytes, simulation.live_peak_bytes) == (51, 3)
 
 
 def test_the_peak_operation_is_the_first_of_equals() -> None:
     graph = Graph([op("a", "", "x"), op("b", "", "y"), op("c", "", "z")], tensors(x=2, y=2, z=0), results=["z"])
-    assert judge(graph, "+a -x +b +c").peak_operation == "a"
+    assert grade(graph, "+a -x +b +c").peak_operation == "a"
 
 
 def test_resident_tensors_count_throughout_by_storage() -> None:
     # w and its view v lie on one storage of 9 bytes; b has 4 of its own.
     graph = Graph([op("a", "w", "y")], tensors(w=9, v=(6, "w"), b=4, y=1), resident=["w", "v", "b"], results=["y"])
-    assert judge(graph, "+a").memory.tolist() == [14]
+    assert grade(graph, "+a").memory.tolist() == [14]
 
 
 def test_an_empty_schedule_of_a_graph_that_asks_for_nothing_costs_the_resident_bytes() -> None:
-    simulation = judge(Graph([op("a", "w", "y")], tensors(w=9, y=1), resident=["w"]), "")
+    simulation = grade(Graph([op("a", "w", "y")], tensors(w=9, y=1), resident=["w"]), "")
     assert (simulation.time, simulation.peak_bytes, simulation.memory.tolist()) == (0, 9, [])
     assert (simulation.peak_operation, simulation.recomputed) == ("", {})
 
@@ -107,17 +107,17 @@ VIEWS = Graph(
 
 def test_a_view_costs_nothing_and_holds_the_whole_storage() -> None:
     # 8; nothing more; x goes but v holds all 8; + 1; v goes.
-    assert judge(VIEWS, "+make +view -x +use -v").memory.tolist() == [8, 8, 8, 9, 1]
+    assert grade(VIEWS, "+make +view -x +use -v").memory.tolist() == [8, 8, 8, 9, 1]
 
 
 def test_a_storage_is_as_large_as_its_largest_tensor() -> None:
     graph = Graph([op("make", "", "x"), op("view", "x", "v")], tensors(x=3, v=(8, "x")), results=["x"])
-    assert judge(graph, "+make").memory.tolist() == [8]
+    assert grade(graph, "+make").memory.tolist() == [8]
 
 
 def test_a_tensor_made_again_beside_its_old_view_is_a_second_instance() -> None:
     # v holds the first x; the second x is 8 bytes more; v goes, and its instance with it.
-    assert judge(VIEWS, "+make +view -x +make +use -v -x").memory.tolist() == [8, 8, 8, 16, 17, 9, 1]
+    assert grade(VIEWS, "+make +view -x +make +use -v -x").memory.tolist() == [8, 8, 8, 16, 17, 9, 1]
 
 
 def test_a_view_joins_the_instance_of_its_first_input_on_the_storage() -> None:
@@ -127,27 +127,27 @@ def test_a_view_joins_the_instance_of_its_first_input_on_the_storage() -> None:
         results=["v"],
     )
     # v lies on the first x, then x is made again: 16. a joins the second (x), b the first (v).
-    joined_x = judge(graph, "+make +view -x +make +both -x -a")
+    joined_x = grade(graph, "+make +view -x +make +both -x -a")
     assert joined_x.memory.tolist() == [8, 8, 8, 16, 16, 16, 8]
-    joined_v = judge(graph, "+make +view -x +make +swap -x -b")
+    joined_v = grade(graph, "+make +view -x +make +swap -x -b")
     assert joined_v.memory.tolist() == [8, 8, 8, 16, 16, 8, 8]
 
 
 def test_outputs_on_one_new_storage_share_one_instance() -> None:
     graph = Graph([op("split", "", "a b")], tensors(a=(5, "s"), b=(5, "s")), results=["b"])
-    assert judge(graph, "+split -a").memory.tolist() == [5, 5]
+    assert grade(graph, "+split -a").memory.tolist() == [5, 5]
 
 
 def test_tensors_of_one_storage_made_by_separate_operations_are_separate_instances() -> None:
     graph = Graph([op("one", "", "a"), op("two", "", "b")], tensors(a=(5, "s"), b=(5, "s")), results=["a", "b"])
-    assert judge(graph, "+one +two").memory.tolist() == [5, 10]
+    assert grade(graph, "+one +two").memory.tolist() == [5, 10]
 
 
 def test_a_view_of_a_resident_tensor_costs_nothing() -> None:
     graph = Graph(
         [op("transpose", "w", "t"), op("use", "t", "y")], tensors(w=9, t=(9, "w"), y=1), resident=["w"], results=["y"]
     )
-    simulation = judge(graph, "+transpose +use -t")
+    simulation = grade(graph, "+transpose +use -t")
     assert simulation.memory.tolist() == [9, 10, 10]
     assert simulation.saved == ("y",)
 
@@ -155,7 +155,7 @@ def test_a_view_of_a_resident_tensor_costs_nothing() -> None:
 def test_a_new_tensor_on_a_resident_storage_costs_nothing() -> None:
     # DESIGN: storages that hold a resident tensor cost nothing beyond the resident bytes.
     graph = Graph([op("write", "", "t")], tensors(w=9, t=(9, "w")), resident=["w"], results=["t"])
-    assert judge(graph, "+write").memory.tolist() == [9]
+    assert grade(graph, "+write").memory.tolist() == [9]
 
 
 # Outputs that are live already.
@@ -170,7 +170,7 @@ TWO_WAYS = Graph(
 
 def test_a_live_output_made_again_counts_during_the_operation_only() -> None:
     # a; old a + copy of a + b; then a + b.
-    assert judge(TWO_WAYS, "+alone +both +end").memory.tolist() == [2, 7, 5]
+    assert grade(TWO_WAYS, "+alone +both +end").memory.tolist() == [2, 7, 5]
 
 
 def test_a_live_output_keeps_its_old_instance() -> None:
@@ -180,33 +180,33 @@ def test_a_live_output_keeps_its_old_instance() -> None:
         results=["z"],
     )
     # After -b +both the view still shares with a: 5 bytes, not 7; with a freed before, 7.
-    assert judge(graph, "+both +view -b +both +end").memory.tolist() == [5, 5, 2, 7, 5]
-    assert judge(graph, "+both +view -b -a +both +end").memory.tolist() == [5, 5, 2, 2, 7, 7]
+    assert grade(graph, "+both +view -b +both +end").memory.tolist() == [5, 5, 2, 7, 5]
+    assert grade(graph, "+both +view -b -a +both +end").memory.tolist() == [5, 5, 2, 2, 7, 7]
 
 
 def test_a_copy_shares_the_new_instance_of_its_storage() -> None:
     graph = Graph([op("both", "", "a b")], tensors(a=(4, "s"), b=(4, "s")), results=["b"])
     # a keeps the old instance; the copy of a and the new b are one of 4: twice 4 stand.
-    assert judge(graph, "+both -b +both").memory.tolist() == [4, 4, 8]
+    assert grade(graph, "+both -b +both").memory.tolist() == [4, 4, 8]
 
 
 def test_a_live_view_made_again_costs_nothing() -> None:
     graph = Graph([op("make", "", "x"), op("split", "x", "v y")], tensors(x=8, v=(8, "x"), y=1), results=["v", "y"])
-    assert judge(graph, "+make +split -y +split").memory.tolist() == [8, 9, 8, 9]
+    assert grade(graph, "+make +split -y +split").memory.tolist() == [8, 9, 8, 9]
 
 
 # History.
 
 
 def test_recomputed_counts_the_runs_of_a_task_beyond_the_first() -> None:
-    simulation = judge(TWO_WAYS, "+alone -a +both -a +alone +end")
+    simulation = grade(TWO_WAYS, "+alone -a +both -a +alone +end")
     assert simulation.recomputed == {"both": 2, "end": 0}
     assert simulation.time == 5 + 1 + 5 + 1
 
 
 def test_a_task_that_never_runs_is_not_counted_as_recomputed() -> None:
     graph = Graph([op("a", "", "x"), op("unread", "", "y")], tensors(x=1, y=1), results=["x"])
-    assert judge(graph, "+a").recomputed == {"a": 0}
+    assert grade(graph, "+a").recomputed == {"a": 0}
 
 
 STEP = Graph(
@@ -223,21 +223,21 @@ STEP = Graph(
 
 
 def test_saved_is_what_is_live_when_the_backward_begins() -> None:
-    simulation = judge(STEP, "+f +l +extra -e +b -x")
+    simulation = grade(STEP, "+f +l +extra -e +b -x")
     assert simulation.saved == ("x", "loss")
-    assert simulation.boundary_bytes == 9
+    assert simulation.saved_bytes == 9
     assert simulation.memory.tolist() == [108, 109, 112, 109, 114, 106]
 
 
 def test_saved_of_a_graph_without_backward_is_what_is_live_at_the_end() -> None:
-    simulation = judge(CHAIN, "+f +g +h -y")
+    simulation = grade(CHAIN, "+f +g +h -y")
     assert simulation.saved == ("z", "w")
-    assert simulation.boundary_bytes == 60
+    assert simulation.saved_bytes == 60
 
 
 def test_a_forward_operation_may_run_again_in_the_backward_phase() -> None:
     # A recomputation before the first backward operation is part of what it saves; one after is not.
-    simulation = judge(STEP, "+f +l -x +f +b -x +f")
+    simulation = grade(STEP, "+f +l -x +f +b -x +f")
     assert simulation.saved == ("x", "loss")
     assert simulation.recomputed == {"f": 2, "l": 0, "b": 0}
 
@@ -248,7 +248,7 @@ def test_an_alternative_of_a_task_that_ran_may_first_run_in_the_backward_phase()
         tensors(x=8, g=5),
         results=["x", "g"],
     )
-    assert judge(graph, "+f -x +b +again").recomputed == {"f": 1, "b": 0}
+    assert grade(graph, "+f -x +b +again").recomputed == {"f": 1, "b": 0}
 
 
 def test_any_alternative_of_a_needed_task_lets_the_backward_begin() -> None:
@@ -257,11 +257,11 @@ def test_any_alternative_of_a_needed_task_lets_the_backward_begin() -> None:
         tensors(x=8, g=5),
         results=["x", "g"],
     )
-    assert judge(graph, "+other +b").peak_bytes == 13
+    assert grade(graph, "+other +b").peak_bytes == 13
 
 
 def test_a_forward_operation_that_no_forward_result_needs_may_be_left_out() -> None:
-    assert judge(STEP, "+f +l +b").recomputed == {"f": 0, "l": 0, "b": 0}
+    assert grade(STEP, "+f +l +b").recomputed == {"f": 0, "l": 0, "b": 0}
 
 
 def test_a_forward_task_that_only_a_gradient_needs_may_first_run_any_time_before_the_backward() -> None:
@@ -270,19 +270,19 @@ def test_a_forward_task_that_only_a_gradient_needs_may_first_run_any_time_before
         tensors(loss=1, m=2, g=4),
         results=["loss", "g"],
     )
-    assert judge(graph, "+mask +l +b").peak_bytes == 7
+    assert grade(graph, "+mask +l +b").peak_bytes == 7
 
 
 def test_an_operation_without_outputs_runs() -> None:
     graph = Graph(
         [op("a", "", "x"), op("update", "x", "", 2, repeatable=False, workspace_bytes=3)], tensors(x=8), results=["x"]
     )
-    assert judge(graph, "+a +update").memory.tolist() == [8, 11]
+    assert grade(graph, "+a +update").memory.tolist() == [8, 11]
 
 
 def test_results_that_are_resident_need_nothing() -> None:
     graph = Graph([op("a", "w", "y")], tensors(w=9, y=1), resident=["w"], results=["w"])
-    assert judge(graph, "").peak_bytes == 9
+    assert grade(graph, "").peak_bytes == 9
 
 
 # Refusals.
@@ -358,7 +358,7 @@ def test_a_result_freed_at_the_end_is_refused_at_the_end() -> None:
 def test_a_required_operation_left_out_is_refused_at_the_end() -> None:
     graph = Graph([op("a", "", "x"), op("b", "", "y")], tensors(x=1, y=1), results=["x"], required=["b"])
     assert refusal(graph, "+a") == (1, 'required operation "b" has not run')
-    assert judge(graph, "+a +b -y").time == 2
+    assert grade(graph, "+a +b -y").time == 2
 
 
 def test_an_alternative_does_not_stand_in_for_a_required_operation() -> None:
@@ -375,7 +375,7 @@ def test_the_first_broken_rule_is_the_one_reported() -> None:
     assert refusal(CHAIN, "-x +nothing")[0] == 0
 
 
-def test_a_verb_of_another_kind_is_refused() -> None:
+def test_a_action_of_another_kind_is_refused() -> None:
     with pytest.raises(InvalidScheduleError) as refused:
         simulate(CHAIN, [Compute("f"), "g"])
     assert refused.value.index == 1
@@ -387,45 +387,45 @@ def test_a_verb_of_another_kind_is_refused() -> None:
 ALL_GRAPHS = graphs() | joint_graphs()
 
 
-def oracle_verbs(verbs: Iterable[Compute | Free]) -> list[oracle.OracleVerb]:
-    return [("compute", v.operation) if isinstance(v, Compute) else ("free", v.tensor) for v in verbs]
+def oracle_actions(actions: Iterable[Compute | Free]) -> list[oracle.OracleVerb]:
+    return [("compute", v.operation) if isinstance(v, Compute) else ("free", v.tensor) for v in actions]
 
 
-def assert_judged_alike(graph: Graph, verbs: Sequence[Compute | Free]) -> None:
-    assert judgement(graph, verbs) == oracle_judgement(graph, verbs)
+def assert_simulated_alike(graph: Graph, actions: Sequence[Compute | Free]) -> None:
+    assert judgement(graph, actions) == oracle_judgement(graph, actions)
 
 
-def judgement(graph: Graph, verbs: Sequence[Compute | Free]) -> tuple[float, int] | str:
+def judgement(graph: Graph, actions: Sequence[Compute | Free]) -> tuple[float, int] | str:
     try:
-        simulation = simulate(graph, verbs)
+        simulation = simulate(graph, actions)
     except InvalidScheduleError as error:
         return f"refused at {error.index}"
     return simulation.time, simulation.peak_bytes
 
 
-def oracle_judgement(graph: Graph, verbs: Sequence[Compute | Free]) -> tuple[float, int] | str:
+def oracle_judgement(graph: Graph, actions: Sequence[Compute | Free]) -> tuple[float, int] | str:
     try:
-        return oracle.peak_of(graph.to_dict(), oracle_verbs(verbs))
+        return oracle.peak_of(graph.to_dict(), oracle_actions(actions))
     except oracle.Refused as refused:
         return f"refused at {refused.index}"
 
 
 @settings(max_examples=300, deadline=None)
 @given(ALL_GRAPHS, st.data())
-def test_random_verbs_are_judged_as_the_oracle_judges_them(graph: Graph, data: st.DataObject) -> None:
-    assert_judged_alike(graph, data.draw(verb_sequences(graph)))
+def test_random_actions_are_simulated_as_the_oracle_judges_them(graph: Graph, data: st.DataObject) -> None:
+    assert_simulated_alike(graph, data.draw(action_sequences(graph)))
 
 
 @settings(max_examples=300, deadline=None)
 @given(graphs(demands=False), st.data())
-def test_each_moment_of_random_verbs_needs_what_the_oracle_says(graph: Graph, data: st.DataObject) -> None:
+def test_each_moment_of_random_actions_needs_what_the_oracle_says(graph: Graph, data: st.DataObject) -> None:
     # Without demands, every valid prefix is a whole schedule.
-    schedule = data.draw(verb_sequences(graph))
+    schedule = data.draw(action_sequences(graph))
     plain, state = oracle.read(graph.to_dict()), oracle.start()
     memory = []
-    for verb in oracle_verbs(schedule):
+    for action in oracle_actions(schedule):
         try:
-            state, needed = oracle.step(plain, state, verb)
+            state, needed = oracle.step(plain, state, action)
         except ValueError:
             break
         memory.append(needed)
@@ -434,13 +434,13 @@ def test_each_moment_of_random_verbs_needs_what_the_oracle_says(graph: Graph, da
 
 @settings(max_examples=300, deadline=None)
 @given(ALL_GRAPHS, st.data())
-def test_random_runs_are_judged_as_the_oracle_judges_them(graph: Graph, data: st.DataObject) -> None:
+def test_random_runs_are_simulated_as_the_oracle_judges_them(graph: Graph, data: st.DataObject) -> None:
     defaults = list(graph.index.defaults)
     runs = list(defaults)
     for _ in range(data.draw(st.integers(0, 4))):
         extra = data.draw(st.integers(0, len(graph.operations) - 1))
         runs.insert(data.draw(st.integers(0, len(runs))), extra)
-    assert_judged_alike(graph, schedule_from_runs(graph, runs))
+    assert_simulated_alike(graph, schedule_from_runs(graph, runs))
 
 
 @settings(max_examples=150, deadline=None)
@@ -448,16 +448,20 @@ def test_random_runs_are_judged_as_the_oracle_judges_them(graph: Graph, data: st
 def test_optimal_schedules_cost_what_the_oracle_says(graph: Graph, space: str, more: int) -> None:
     data = graph.to_dict()
     budget = oracle.least_peak(data, space) + more
-    time_needed, verbs = oracle.best_schedule(data, budget, space)
-    simulation = simulate(graph, [Compute(name) if kind == "compute" else Free(name) for kind, name in verbs])
+    time_needed, actions = oracle.best_schedule(data, budget, space)
+    simulation = simulate(graph, [Compute(name) if kind == "compute" else Free(name) for kind, name in actions])
     assert simulation.time == time_needed
-    assert simulation.peak_bytes == oracle.peak_of(data, verbs)[1] <= budget
+    assert simulation.peak_bytes == oracle.peak_of(data, actions)[1] <= budget
 
 
-def test_20_000_verbs_are_judged_in_under_a_second() -> None:
+def test_20_000_actions_are_simulated_in_under_a_second() -> None:
     operations = [op(f"f{i}", f"x{i}", f"x{i + 1}") for i in range(100)]
     graph = Graph(operations, tensors(**{f"x{i}": 1 for i in range(101)}), resident=["x0"], results=["x100"])
-    once = [Compute("f0"), *(verb for i in range(1, 100) for verb in (Compute(f"f{i}"), Free(f"x{i}"))), Free("x100")]
+    once = [
+        Compute("f0"),
+        *(action for i in range(1, 100) for action in (Compute(f"f{i}"), Free(f"x{i}"))),
+        Free("x100"),
+    ]
     schedule = Schedule((once * 101)[:-1])
     assert len(schedule) > 20_000
     began = time.perf_counter()

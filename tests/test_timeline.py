@@ -11,7 +11,7 @@ from scheduler.errors import InvalidScheduleError
 from scheduler.problem import save_everything
 from scheduler.timeline import Timeline, layer_of
 from tests.support.plans import TWICE
-from tests.support.strategies import chains, graphs, joint_graphs, verb_sequences
+from tests.support.strategies import action_sequences, chains, graphs, joint_graphs
 from tests.support.training_graphs import uniform_chain
 
 
@@ -41,19 +41,19 @@ def test_runs_and_holdings_of_a_recomputed_layer_counted_by_hand() -> None:
 @settings(deadline=None)
 @given(graph=st.one_of(graphs(), joint_graphs(), chains().map(lambda chain: chain.graph)), data=st.data())
 def test_the_timeline_tells_what_the_judge_tells(graph: sc.Graph, data: st.DataObject) -> None:
-    schedule = data.draw(st.one_of(st.just(save_everything(graph)), verb_sequences(graph)))
+    schedule = data.draw(st.one_of(st.just(save_everything(graph)), action_sequences(graph)))
     try:
-        judged = sc.simulate(graph, schedule)
+        simulated = sc.simulate(graph, schedule)
     except InvalidScheduleError:
         with pytest.raises(InvalidScheduleError):
             Timeline.of(graph, schedule)
         return
     timeline = Timeline.of(graph, schedule)
-    assert timeline.end == judged.time  # times are whole numbers
-    assert sum(run.is_recomputation for run in timeline.runs) == sum(judged.recomputed.values())
-    assert max((run.memory_bytes for run in timeline.runs), default=graph.resident_bytes) == judged.peak_bytes
-    assert sorted(h.tensor for h in timeline.holdings if h.is_saved) == sorted(judged.saved)
-    assert sum(h.is_freed for h in timeline.holdings) == sum(isinstance(verb, sc.Free) for verb in schedule)
+    assert timeline.end == simulated.time  # times are whole numbers
+    assert sum(run.is_recomputation for run in timeline.runs) == sum(simulated.recomputed.values())
+    assert max((run.memory_bytes for run in timeline.runs), default=graph.resident_bytes) == simulated.peak_bytes
+    assert sorted(h.tensor for h in timeline.holdings if h.is_saved) == sorted(simulated.saved)
+    assert sum(h.is_freed for h in timeline.holdings) == sum(isinstance(action, sc.Free) for action in schedule)
 
 
 @pytest.mark.parametrize(

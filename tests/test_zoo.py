@@ -145,7 +145,7 @@ def test_separate_heads_save_the_same_bytes() -> None:
         sc.zoo.transformer(1, width=16, heads=4, length=4, vocabulary=4, separate_heads=separate)
         for separate in (False, True)
     )
-    assert Problem(apart, 0).baseline.boundary_bytes == Problem(together, 0).baseline.boundary_bytes
+    assert Problem(apart, 0).baseline.saved_bytes == Problem(together, 0).baseline.saved_bytes
 
 
 def test_a_product_takes_its_flops_and_twice_as_many_backward() -> None:
@@ -189,7 +189,7 @@ def test_the_uniform_chain_is_uniform() -> None:
     assert {(x.forward_time, x.backward_time, x.output_bytes, x.saved_bytes) for x in chain.layers} == {(2, 3, 7, 11)}
     baseline = Problem(chain.graph, 0).baseline
     assert baseline.time == 5 * (2 + 3)
-    assert baseline.boundary_bytes == 5 * (7 + 11)  # what each layer saves, and its output
+    assert baseline.saved_bytes == 5 * (7 + 11)  # what each layer saves, and its output
 
 
 def test_the_heterogeneous_chain_is_drawn_within_its_spread() -> None:

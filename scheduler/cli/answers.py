@@ -29,7 +29,7 @@ def print_answer(answer: dict[str, object], as_json: bool) -> None:
             continue
         text = str(value)
         if isinstance(value, float):
-            text = f"{value:.4%}" if key in ("overhead", "gap", "gap_any") else f"{value:.6g}"
+            text = f"{value:.4%}" if key in ("overhead", "gap", "global_gap") else f"{value:.6g}"
         elif key.endswith("_bytes") and isinstance(value, int):
             text = f"{value} ({format_bytes(value)})"
         print(f"{key:<{width}}  {text}")
@@ -47,9 +47,9 @@ def summary(plan: Plan) -> dict[str, object]:
         "time": plan.time,
         "time_unit": plan.graph.time_unit,
         "bound": plan.bound,
-        "bound_any": plan.bound_any,
+        "global_bound": plan.global_bound,
         "gap": plan.gap,
-        "gap_any": plan.gap_any,
+        "global_gap": plan.global_gap,
         "solver": plan.solver,
         "solve_seconds": plan.solve_seconds,
     }

@@ -57,13 +57,20 @@ def add_solver(command: argparse.ArgumentParser) -> None:
 def add_searching(command: argparse.ArgumentParser, time_limit: float) -> None:
     """Add what every search takes: the time that it has, in seconds, its order and its seed."""
     command.add_argument("--time-limit", type=float, default=time_limit, help=f"seconds (default {time_limit:g})")
-    command.add_argument("--order", choices=("any", "given"), default="any", help="of first runs (default any)")
+    command.add_argument(
+        "--reorder",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether tasks may first run in another order than the graph's (default yes)",
+    )
     command.add_argument("--seed", type=int, default=0)
 
 
 def solve_options(options: argparse.Namespace) -> SolveOptions:
     """Return what `add_solver` and `add_searching` have read."""
-    return SolveOptions(solver=options.solver, time_limit=options.time_limit, order=options.order, seed=options.seed)
+    return SolveOptions(
+        solver=options.solver, time_limit=options.time_limit, reorder=options.reorder, seed=options.seed
+    )
 
 
 def add_files(command: argparse.ArgumentParser) -> None:

@@ -49,9 +49,9 @@ def _show(options: argparse.Namespace) -> int:
     answer = {
         **summary(plan),
         "operations": len(plan.graph.operations),
-        "verbs": len(plan.schedule),
+        "actions": len(plan.schedule),
         "peak_operation": plan.simulation.peak_operation,
-        "boundary_bytes": plan.simulation.boundary_bytes,
+        "saved_bytes": plan.simulation.saved_bytes,
         "saved": list(plan.saved),
         "recomputed": recomputed,
     }

@@ -62,11 +62,13 @@ def _frontier(options: argparse.Namespace) -> int:
         rows,
         graph,
         time_limit=options.time_limit,
-        order=options.order,
+        reorder=options.reorder,
         seed=options.seed,
         name=lower(graph)[0].name or Path(options.graph).stem,
     )
-    _print_table(table, options, ("budget_bytes", "peak_bytes", "overhead", "gap", "gap_any", "status", "search_space"))
+    _print_table(
+        table, options, ("budget_bytes", "peak_bytes", "overhead", "gap", "global_gap", "status", "search_space")
+    )
     if any(row.schedule is not None for row in rows):
         return DONE
     return PROVEN_NO if all(row.status is Status.INFEASIBLE for row in rows) else NO_ANSWER
@@ -100,13 +102,13 @@ def _compare(options: argparse.Namespace) -> int:
             options.budgets,
             options.solvers,
             time_limit=options.time_limit,
-            order=options.order,
+            reorder=options.reorder,
             seed=options.seed,
             executor=executor,
             path=options.output,
             progress=_progress_bar(),
         )
-    _print_table(table, options, ("graph", "budget", "solver", "status", "overhead", "gap", "gap_any", "seconds"))
+    _print_table(table, options, ("graph", "budget", "solver", "status", "overhead", "gap", "global_gap", "seconds"))
     for row in table:
         if row.status == FAILED:
             say(f"{row.solver} failed on {row.graph} at {row.budget}: {row.reason}")

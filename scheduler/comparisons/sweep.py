@@ -16,8 +16,8 @@ from scheduler.comparisons.table import FAILED, NOT_INSTALLED, UNSUITABLE, Compa
 from scheduler.errors import InvalidOptionError, MissingExtraError, UnsuitableProblemError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
-from scheduler.problem import Order, Problem, parse_budget
-from scheduler.solution import judge
+from scheduler.problem import Problem, parse_budget
+from scheduler.solution import grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.zoo import random_layered, uniform_chain
@@ -32,7 +32,7 @@ def compare(
     solvers: Sequence[str],
     *,
     time_limit: float = 60.0,
-    order: Order = "any",
+    reorder: bool = True,
     seed: int = 0,
     executor: Executor | None = None,
     path: str | os.PathLike[str] | None = None,
@@ -50,7 +50,7 @@ def compare(
         Of `solver_names()`.
     time_limit : float
         Seconds for each case.
-    order : "any" or "given"
+    reorder : bool
     seed : int
     executor : concurrent.futures.Executor, optional
         That runs the cases: processes, a Dask or MPI cluster. By default one case after the
@@ -80,7 +80,7 @@ def compare(
     >>> from scheduler.graph import Operation, Tensor
     >>> steps = [Operation("f", ["x"], ["y"], 1.0), Operation("g", ["y"], ["z"], 1.0)]
     >>> graph = Graph(steps, [Tensor("x", 4), Tensor("y", 4), Tensor("z", 4)], ["x"], ["z"], name="two steps")
-    >>> for row in compare([graph], ["100%", 11], ["save-all", "cuts"]):
+    >>> for row in compare([graph], ["100%", 11], ["save-all", "ilp"]):
     ...     print(row.graph, row.budget, row.solver, row.status, row.overhead)
     two steps 100% save-all OPTIMAL 0.0
     two steps 100% cuts OPTIMAL 0.0
@@ -88,7 +88,7 @@ def compare(
     two steps 11 cuts INFEASIBLE None
     """
     check_options(time_limit, seed)
-    cases = _cases(graphs, budgets, solvers, time_limit, order, seed)
+    cases = _cases(graphs, budgets, solvers, time_limit, reorder, seed)
     wanted = {case.row.key: case for case in cases}
     whole = Deadline(math.inf)
     with ExitStack() as stack:
@@ -121,7 +121,7 @@ def _cases(
     budgets: Sequence[int | str],
     solvers: Sequence[str],
     time_limit: float,
-    order: Order,
+    reorder: bool,
     seed: int,
 ) -> list[_Case]:
     for what, given in (("graphs", graphs), ("budgets", budgets), ("solvers", solvers)):
@@ -132,7 +132,7 @@ def _cases(
     cases = []
     for name, graph_or_chain in graphs.items() if isinstance(graphs, Mapping) else _named(graphs):
         graph, chain = lower(graph_or_chain)
-        anything = Problem(graph, 0, order, chain)
+        anything = Problem(graph, 0, reorder, chain)
         for budget in budgets:
             problem = replace(anything, budget_bytes=parse_budget(budget, graph, baseline=anything.baseline))
             rows = [Row.asked(problem, str(name), str(budget), solver, time_limit, seed) for solver in solvers]
@@ -180,7 +180,7 @@ def _solve(case: _Case, whole: Deadline | None = None) -> Row:
         proposal = load_solver(asked.solver)(problem, deadline=deadline, seed=asked.seed)
         seconds = clock.now() - started
         proposal = with_bounds(problem, proposal, deadline)
-        solution = judge(problem, proposal, solver=asked.solver, seconds=seconds)
+        solution = grade(problem, proposal, solver=asked.solver, seconds=seconds)
         return asked.answered(solution)
     except UnsuitableProblemError as error:
         status, reason = UNSUITABLE, str(error)
@@ -196,7 +196,7 @@ def _make_ready(solver: str) -> None:
     """Let a solver import and compile what it needs, once per process, before any clock runs."""
     for graph_or_chain in (uniform_chain(2), random_layered(8)):
         graph, chain = lower(graph_or_chain)
-        problem = Problem(graph, 0, "any", chain)
+        problem = Problem(graph, 0, chain=chain)
         problem = replace(problem, budget_bytes=problem.baseline.peak_bytes - 1)
         with suppress(Exception):  # its rows will tell
             load_solver(solver)(problem, deadline=Deadline(1.0), seed=0)

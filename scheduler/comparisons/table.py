@@ -21,7 +21,7 @@ from scheduler.files import write_text
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.planning.frontiers import Frontier
-from scheduler.problem import Order, Problem
+from scheduler.problem import Problem
 from scheduler.solution import Solution, Status
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Row:
     budget : str
         As it was asked for.
     budget_bytes : int
-    solver, order : str
+    solver : str
+    reorder : bool
     seed : int
     time_limit : float or None
         Seconds; None for none.
@@ -62,10 +63,10 @@ class Row:
     time, overhead : float or None
         Of the schedule; None without one.
     peak_bytes : int or None
-    bound, bound_any, gap, gap_any : float or None
+    bound, global_bound, gap, global_gap : float or None
         As in `Solution`; None if the solver gave no answer.
     seconds : float
-        That the solver took; `cuts` proves the bounds of one that brings none, after that.
+        That the solver took; `ilp` proves the bounds of one that brings none, after that.
     machine : str
         That it ran on.
     """
@@ -80,7 +81,7 @@ class Row:
     budget: str
     budget_bytes: int
     solver: str
-    order: str
+    reorder: bool
     seed: int
     time_limit: float | None
     version: str
@@ -91,9 +92,9 @@ class Row:
     overhead: float | None = None
     peak_bytes: int | None = None
     bound: float | None = None
-    bound_any: float | None = None
+    global_bound: float | None = None
     gap: float | None = None
-    gap_any: float | None = None
+    global_gap: float | None = None
     seconds: float = 0.0
     machine: str = ""
 
@@ -104,7 +105,7 @@ class Row:
             self.graph_digest,
             self.budget_bytes,
             self.solver,
-            self.order,
+            self.reorder,
             self.seed,
             self.time_limit,
             self.version,
@@ -125,7 +126,7 @@ class Row:
             budget=budget,
             budget_bytes=problem.budget_bytes,
             solver=solver,
-            order=problem.order,
+            reorder=problem.reorder,
             seed=seed,
             time_limit=_finite(time_limit),
             version=_version(),
@@ -142,9 +143,9 @@ class Row:
             overhead=_finite(solution.overhead),
             peak_bytes=solution.peak_bytes,
             bound=_finite(solution.bound),
-            bound_any=_finite(solution.bound_any),
+            global_bound=_finite(solution.global_bound),
             gap=solution.gap,
-            gap_any=solution.gap_any,
+            global_gap=solution.global_gap,
             seconds=solution.solve_seconds,
             machine=_machine(),
         )
@@ -211,7 +212,7 @@ class Comparison:
         graph_or_chain: Graph | Chain,
         *,
         time_limit: float = 60.0,
-        order: Order = "any",
+        reorder: bool = True,
         seed: int = 0,
         name: str | None = None,
     ) -> Comparison:
@@ -220,7 +221,7 @@ class Comparison:
         Parameters
         ----------
         frontier : Frontier
-        graph_or_chain, time_limit, order, seed
+        graph_or_chain, time_limit, reorder, seed
             That the frontier was asked for with.
         name : str, optional
             Of the graph, instead of its own.
@@ -228,7 +229,7 @@ class Comparison:
         graph, chain = lower(graph_or_chain)
         rows = []
         for solution in frontier:
-            problem = Problem(graph, solution.budget_bytes, order, chain)
+            problem = Problem(graph, solution.budget_bytes, reorder, chain)
             budget = str(solution.budget_bytes)
             asked = Row.asked(problem, graph.name if name is None else name, budget, solution.solver, time_limit, seed)
             rows.append(asked.answered(solution))
@@ -325,7 +326,7 @@ def _proven(rows: Iterable[Row]) -> str:
     """Return the highest lower bound over all schedules, as an overhead, or that there are none."""
     if any(row.status == Status.INFEASIBLE.name for row in rows):
         return "-"
-    bounds = [row.bound_any / row.baseline_time - 1 for row in rows if row.bound_any and row.baseline_time]
+    bounds = [row.global_bound / row.baseline_time - 1 for row in rows if row.global_bound and row.baseline_time]
     return f"{max(bounds):.2%}" if bounds else ""
 
 

@@ -196,7 +196,7 @@ def _layer_table(plan: Plan) -> str:
     simulation = plan.simulation
     total = _row(
         "all layers",
-        format_bytes(simulation.boundary_bytes),
+        format_bytes(simulation.saved_bytes),
         _counted(len(plan.saved), "tensor"),
         _share(math.fsum(row.recomputed_time for row in rows), plan),
         _counted(sum(simulation.recomputed.values()), "run"),
@@ -222,7 +222,7 @@ def _details(entries: Sequence[tuple[str, int]], noun: str, write: Callable[[int
 
 
 def _share(time: float, plan: Plan) -> str:
-    """Return a time as per cent of that of saving everything."""
+    """Return a time as percent of that of saving everything."""
     return f"{time / plan.baseline_time if plan.baseline_time else 0.0:.3%}"
 
 
@@ -236,7 +236,7 @@ def _claims(plan: Plan) -> dict[str, str]:
         "peak": plan.peak_bytes,
         "peak of saving everything": plan.baseline_peak_bytes,
         "resident tensors": plan.graph.resident_bytes,
-        "saved at the end of the forward phase": plan.simulation.boundary_bytes,
+        "saved at the end of the forward phase": plan.simulation.saved_bytes,
     }
     unit = plan.graph.time_unit
     return {
@@ -255,8 +255,8 @@ def _proof(plan: Plan) -> dict[str, str]:
         "search space": plan.search_space,
         "lower bound on the time, in the search space": f"{plan.bound!r} {unit}",
         "gap": f"{plan.gap:.4%}",
-        "lower bound on the time, over all schedules": f"{plan.bound_any!r} {unit}",
-        "gap over all schedules": f"{plan.gap_any:.4%}",
+        "lower bound on the time, over all schedules": f"{plan.global_bound!r} {unit}",
+        "gap over all schedules": f"{plan.global_gap:.4%}",
         "solver": plan.solver,
         "solve time": f"{plan.solve_seconds:.3g} s",
         "granularity": plan.granularity,

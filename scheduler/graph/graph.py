@@ -33,10 +33,10 @@ _MOST_BYTES = 2**60
 
 @dataclass(frozen=True)
 class Graph:
-    """One training step: operations in a topological order, "the given order".
+    """One training step: operations in a topological order, "the input order".
 
     Several operations may make the same tensor (alternatives). Operations linked by shared
-    outputs form one task; the first of a task in the given order is its default.
+    outputs form one task; the first of a task in the input order is its default.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ class Graph:
             elif first_backward and index.task_of[i] not in ran:
                 raise InvalidGraphError(
                     f'forward operation "{operation.name}" stands after backward operation "{first_backward}":'
-                    " the given order runs the forward phase first"
+                    " the input order runs the forward phase first"
                 )
             ran.add(index.task_of[i])
             for name in operation.inputs:

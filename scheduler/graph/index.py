@@ -26,7 +26,7 @@ class GraphIndex:
     is_resident, is_result : tuple of bool
         Per tensor.
     tasks : tuple of tuple of int
-        Operations of each task in the given order; tasks stand in the order of their
+        Operations of each task in the input order; tasks stand in the order of their
         defaults.
     task_of : tuple of int
         Task of each operation.
@@ -83,7 +83,7 @@ class GraphIndex:
         self.defaults = self._needed([*self.required, *must, *makers])
 
     def _needed(self, roots: Iterable[int]) -> tuple[int, ...]:
-        """Return roots and the task defaults that they need, transitively, in the given order."""
+        """Return roots and the task defaults that they need, transitively, in the input order."""
         found: set[int] = set()
         stack = list(roots)
         while stack:

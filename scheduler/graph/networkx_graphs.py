@@ -156,7 +156,7 @@ def _one_operation_per_node(graph: networkx.DiGraph[object], *, time: str | None
                 f"the graph has a cycle: {cycle} -> ...; an operation cannot need its own result"
             ) from None
     else:
-        order = _given_order(order, graph)
+        order = _input_order(order, graph)
     names = _unique_names(graph, order)
     marks = [
         graph.nodes[node].get("backward") is True or graph.nodes[node].get("phase") == "backward" for node in order
@@ -196,7 +196,7 @@ def _attribute(asked: str | None, known: tuple[str, ...], found: set[str], what:
     return name
 
 
-def _given_order(order: object, graph: networkx.DiGraph[object]) -> list[object]:
+def _input_order(order: object, graph: networkx.DiGraph[object]) -> list[object]:
     nodes = set(graph.nodes)
     if not isinstance(order, (list, tuple)):
         raise GraphFormatError(f'"order" of the graph is a list of nodes, not {type(order).__name__}')

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from scheduler.errors import UnsuitableProblemError
 from scheduler.planning.batch_scaling import LEAST_PREDICTED, Growth, structure
-from scheduler.problem import Order, Problem
+from scheduler.problem import Problem
 from scheduler.schedule import Schedule, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
@@ -44,7 +44,7 @@ class LargestBatch:
 
 
 def largest_batch(
-    growth: Growth, budget_bytes: int, *, limit: int, seconds: float, order: Order = "any"
+    growth: Growth, budget_bytes: int, *, limit: int, seconds: float, reorder: bool = True
 ) -> LargestBatch:
     """Find the largest batch for which a schedule of the budget is known.
 
@@ -64,9 +64,9 @@ def largest_batch(
         Largest batch looked at.
     seconds : float
         For the search for schedules, which Ctrl-C ends as well; tracing comes on top.
-    order : "any" or "given"
+    reorder : bool
     """
-    search = _Search(growth, budget_bytes, limit, seconds, order)
+    search = _Search(growth, budget_bytes, limit, seconds, reorder)
     with stopped_by_interrupt(search.whole):
         return search.answer()
 
@@ -74,9 +74,9 @@ def largest_batch(
 class _Search:
     """Schedules found so far, by the structure of the graphs that they belong to."""
 
-    def __init__(self, growth: Growth, budget_bytes: int, limit: int, seconds: float, order: Order) -> None:
+    def __init__(self, growth: Growth, budget_bytes: int, limit: int, seconds: float, reorder: bool) -> None:
         self.growth, self.budget_bytes, self.limit = growth, budget_bytes, limit
-        self.seconds, self.order = seconds, order
+        self.seconds, self.reorder = seconds, reorder
         self.whole = Deadline(math.inf)
         """Only to be stopped: time counts in `seconds`."""
         self.most = 0
@@ -130,8 +130,8 @@ class _Search:
             return None
         if not self._may_fit(size + 1):
             return size
-        with suppress(UnsuitableProblemError):  # too large a step for `cuts`
-            proof = load_solver("cuts")(self._problem(size + 1), deadline=self._slice(), seed=0)
+        with suppress(UnsuitableProblemError):  # too large a step for `ilp`
+            proof = load_solver("ilp")(self._problem(size + 1), deadline=self._slice(), seed=0)
             if proof.infeasible:
                 return size
         return self.most if self.most < self.limit else None
@@ -169,7 +169,7 @@ class _Search:
         graph = self.growth.at(size)
         known = self._runs.get(structure(graph), ())
         starts = tuple(schedule_from_runs(graph, runs) for runs in known)
-        return Problem(graph, self.budget_bytes, self.order, starts=starts)
+        return Problem(graph, self.budget_bytes, self.reorder, starts=starts)
 
     def _last(self, holds: Callable[[int], bool], holding: int, most: int | None = None) -> int:
         """Return the last size, up to `most` or the limit, for which what holds for `holding` holds.

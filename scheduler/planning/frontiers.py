@@ -12,10 +12,10 @@ from scheduler.api import check_options, lower, propose_with_bounds
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
-from scheduler.problem import Order, Problem, parse_budget
+from scheduler.problem import Problem, parse_budget
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
-from scheduler.solution import Proposal, Solution, judge
+from scheduler.solution import Proposal, Solution, grade
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.smallest_peak import smallest_peak
@@ -53,7 +53,7 @@ def frontier(
     *,
     solver: str = "auto",
     time_limit: float = 60.0,
-    order: Order = "any",
+    reorder: bool = True,
     seed: int = 0,
 ) -> Frontier:
     """Find the fastest schedule for each of several budgets.
@@ -71,7 +71,7 @@ def frontier(
         One of `solver_names()`.
     time_limit : float
         Seconds for all budgets together.
-    order : "any" or "given"
+    reorder : bool
     seed : int
 
     Returns
@@ -98,7 +98,7 @@ def frontier(
     if isinstance(budgets, (int, str)) or (budgets is not None and not len(budgets)):
         raise InvalidOptionError(f"budgets is a sequence of at least one budget, not {budgets!r}")
     graph, chain = lower(graph_or_chain)
-    sweep = _Sweep(Problem(graph, 0, order, chain), solver, Deadline(time_limit), seed)
+    sweep = _Sweep(Problem(graph, 0, reorder, chain), solver, Deadline(time_limit), seed)
     with stopped_by_interrupt(sweep.deadline):
         if budgets is None:
             smallest, most = sweep.small_end(), sweep.problem.baseline.peak_bytes
@@ -165,8 +165,8 @@ class _Sweep:
         self.proposals[budget] = proposal
         self.cuts += [task for task in proposal.cuts if task not in self.cuts]
         if proposal.schedule is not None:
-            judged = simulate(self.problem.graph, proposal.schedule)
-            self.found.append(_Found(proposal, judged.time, judged.peak_bytes))
+            simulated = simulate(self.problem.graph, proposal.schedule)
+            self.found.append(_Found(proposal, simulated.time, simulated.peak_bytes))
             self.starts.append(proposal.schedule)
 
     def merged(self, budget: int) -> Solution:
@@ -179,9 +179,9 @@ class _Sweep:
             best.schedule,
             best.search_space,
             bound=max((other.bound for other in above if other.search_space == best.search_space), default=0.0),
-            bound_any=max(other.bound_any for other in above),
+            global_bound=max(other.global_bound for other in above),
             infeasible=not fitting and any(other.infeasible for other in above),
             messages=own.messages,
         )
         problem = replace(self.problem, budget_bytes=budget)
-        return judge(problem, proposal, solver=self.solver, seconds=self.seconds[budget])
+        return grade(problem, proposal, solver=self.solver, seconds=self.seconds[budget])

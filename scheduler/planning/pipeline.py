@@ -24,7 +24,7 @@ from scheduler.plan import Plan
 from scheduler.problem import Problem, parse_budget, save_everything
 from scheduler.schedule import Schedule
 from scheduler.simulator import Simulation, simulate
-from scheduler.solution import Proposal, Solution, Status, judge
+from scheduler.solution import Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.units import format_bytes
@@ -37,7 +37,7 @@ _LEAST_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class StagePlan:
+class PipelineStagePlan:
     """The plan of a stage, for each of its microbatches.
 
     Attributes
@@ -48,7 +48,7 @@ class StagePlan:
     in_flight : int
         Microbatches in flight at most, the one that runs included.
     kept_bytes : int
-        What each of the others keeps: `Simulation.boundary_bytes` and its input.
+        What each of the others keeps: `Simulation.saved_bytes` and its input.
     budget_bytes : int
         Of the stage.
     """
@@ -64,12 +64,12 @@ class StagePlan:
         return self.plan.peak_bytes + (self.in_flight - 1) * self.kept_bytes
 
 
-def plan_stages(
+def plan_pipeline(
     graphs: Sequence[Graph | Chain],
     budget: int | str | Sequence[int | str],
     in_flight: int | Sequence[int] | None = None,
     **options: Unpack[SolveOptions],
-) -> tuple[StagePlan, ...]:
+) -> tuple[PipelineStagePlan, ...]:
     """Find a plan for each stage of a pipeline, within its budget with its microbatches in flight.
 
     Several limits are tried on what a microbatch keeps; the fastest schedule found that fits
@@ -79,12 +79,12 @@ def plan_stages(
     Parameters
     ----------
     graphs : sequence of Graph or Chain
-        One per stage, of one microbatch. Trace them with `existing_gradients=True`:
+        One per stage, of one microbatch. Trace them with `accumulate_gradients=True`:
         parameters' gradients are then counted once, for all microbatches, as they are added up.
         What `trace` calls "input:..." and a chain "input" is each microbatch's own; the
         other resident tensors are the stage's.
     budget : int, str, or a sequence of them, one per stage
-        Of each stage's device, as for `solve`; per cents are of what the stage adds to its
+        Of each stage's device, as for `solve`; percents are of what the stage adds to its
         resident tensors if it saves everything of all microbatches in flight.
     in_flight : int or sequence of int, optional
         Microbatches in flight at most, in every stage or per stage. By default as in 1F1B
@@ -94,7 +94,7 @@ def plan_stages(
 
     Returns
     -------
-    tuple of StagePlan
+    tuple of PipelineStagePlan
 
     Raises
     ------
@@ -105,14 +105,14 @@ def plan_stages(
 
     References
     ----------
-    Narayanan et al. 2019, PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP:
+    Narayanan et al. 2019, PipeDream: Generalized Pipeline Parallelizm for DNN Training, SOSP:
     the order 1F1B.
 
     Examples
     --------
     >>> from scheduler import zoo
     >>> chain = zoo.uniform_chain(6)
-    >>> [stage.in_flight for stage in plan_stages([chain, chain, chain], "60%", time_limit=3)]
+    >>> [stage.in_flight for stage in plan_pipeline([chain, chain, chain], "60%", time_limit=3)]
     [3, 2, 1]
     """
     seconds = options.get("time_limit", 60.0)
@@ -166,13 +166,13 @@ class _Stage:
 
     def kept_bytes(self, simulation: Simulation) -> int:
         """Return what a microbatch keeps between its forward and its backward."""
-        return simulation.boundary_bytes + self.input_bytes
+        return simulation.saved_bytes + self.input_bytes
 
     def peak_bytes(self, simulation: Simulation) -> int:
-        """Return the most that the stage holds if all microbatches follow a judged schedule."""
+        """Return the most that the stage holds if all microbatches follow a simulated schedule."""
         return simulation.peak_bytes + (self.in_flight - 1) * self.kept_bytes(simulation)
 
-    def plan(self, budget: int | str, name: str) -> StagePlan:
+    def plan(self, budget: int | str, name: str) -> PipelineStagePlan:
         """Return the fastest plan found that fits."""
         everything = simulate(self.graph, save_everything(self.graph))
         budget_bytes = parse_budget(
@@ -186,25 +186,25 @@ class _Stage:
         if alone.schedule is None and self.in_flight == 1:
             raise BudgetTooSmallError(f"{name}: {alone.messages[0]}", proven=is_proven)
         found = {} if alone.schedule is None else {alone.schedule: simulate(self.graph, alone.schedule)}
-        if not is_proven and not any(self.peak_bytes(judged) <= budget_bytes for judged in found.values()):
+        if not is_proven and not any(self.peak_bytes(simulated) <= budget_bytes for simulated in found.values()):
             with stopped_by_interrupt(deadline):
                 found |= self._search(budget_bytes, everything, deadline)
-        fitting = {s: judged for s, judged in found.items() if self.peak_bytes(judged) <= budget_bytes}
+        fitting = {s: simulated for s, simulated in found.items() if self.peak_bytes(simulated) <= budget_bytes}
         if not fitting:
             raise self._too_small(name, budget_bytes, [*found.values(), everything], is_proven=is_proven)
         schedule = min(fitting, key=lambda s: (fitting[s].time, self.peak_bytes(fitting[s])))
         kept = self.kept_bytes(fitting[schedule])
-        solution = self._judge(schedule, budget_bytes - (self.in_flight - 1) * kept, alone, deadline)
-        return StagePlan(plan_of(self.graph_or_chain, solution), self.in_flight, kept, budget_bytes)
+        solution = self._grade(schedule, budget_bytes - (self.in_flight - 1) * kept, alone, deadline)
+        return PipelineStagePlan(plan_of(self.graph_or_chain, solution), self.in_flight, kept, budget_bytes)
 
-    def _judge(self, schedule: Schedule, budget_bytes: int, alone: Solution, deadline: Deadline) -> Solution:
+    def _grade(self, schedule: Schedule, budget_bytes: int, alone: Solution, deadline: Deadline) -> Solution:
         """Return a schedule as the solution for one microbatch, with the bounds of the relaxed problem."""
-        proposal = Proposal(schedule, "any order", bound=alone.bound_any, bound_any=alone.bound_any)
+        proposal = Proposal(schedule, "any order", bound=alone.global_bound, global_bound=alone.global_bound)
         if schedule == alone.schedule:
             proposal = replace(proposal, search_space=alone.search_space, bound=alone.bound)
-        problem = Problem(self.graph, budget_bytes, self.options.get("order", "any"))
+        problem = Problem(self.graph, budget_bytes, self.options.get("reorder", True))
         spent = self.options["time_limit"] - deadline.remaining
-        return judge(problem, proposal, solver=alone.solver, seconds=spent)
+        return grade(problem, proposal, solver=alone.solver, seconds=spent)
 
     def _most_kept(self, budget_bytes: int) -> int:
         """Return what no schedule that fits can keep more than: all in flight keep as much."""
@@ -227,9 +227,9 @@ class _Stage:
         return self.graph_or_chain, budget
 
     def _search(self, budget_bytes: int, everything: Simulation, deadline: Deadline) -> dict[Schedule, Simulation]:
-        """Return schedules that keep little, judged on the stage's own graph."""
+        """Return schedules that keep little, simulated on the stage's own graph."""
         least = self._least_kept()
-        most = max(least, min(self._most_kept(budget_bytes), everything.boundary_bytes))
+        most = max(least, min(self._most_kept(budget_bytes), everything.saved_bytes))
         step = max(1, (most - least) // _LIMITS)
         waiting = list(dict.fromkeys([most, *range(least, most, step)]))
         found: dict[Schedule, Simulation] = {}
@@ -247,14 +247,14 @@ class _Stage:
             proposal = self._propose(budget_bytes, limit, tuple(found), deadline.within(deadline.remaining / left))
             times[limit] = math.inf
             if proposal.schedule is not None:
-                judged = found[proposal.schedule] = simulate(self.graph, proposal.schedule)
-                times[limit] = judged.time if self.peak_bytes(judged) <= budget_bytes else math.inf
+                simulated = found[proposal.schedule] = simulate(self.graph, proposal.schedule)
+                times[limit] = simulated.time if self.peak_bytes(simulated) <= budget_bytes else math.inf
         return found
 
     def _propose(self, budget_bytes: int, limit: int, starts: tuple[Schedule, ...], deadline: Deadline) -> Proposal:
         """Return a solver's proposal for one microbatch if each other one keeps `limit` bytes and its input."""
         budget = max(0, budget_bytes - (self.in_flight - 1) * (limit + self.input_bytes))
-        problem = Problem(self._limited(budget, limit), budget, self.options.get("order", "any"), starts=starts)
+        problem = Problem(self._limited(budget, limit), budget, self.options.get("reorder", True), starts=starts)
         solver = load_solver(self.options.get("solver", "auto"))
         return solver(problem, deadline=deadline, seed=self.options.get("seed", 0))
 
@@ -272,7 +272,7 @@ class _Stage:
     def _too_small(
         self, name: str, budget_bytes: int, found: Iterable[Simulation], *, is_proven: bool
     ) -> BudgetTooSmallError:
-        known = min(self.peak_bytes(judged) for judged in found)
+        known = min(self.peak_bytes(simulated) for simulated in found)
         return BudgetTooSmallError(
             f"{name}: {'no schedule' if is_proven else 'no plan found'} fits {format_bytes(budget_bytes)} with"
             f" {self.in_flight} microbatches in flight. One of {format_bytes(known)} ({known} bytes) is known; between"

@@ -69,7 +69,7 @@ class Answer(Protocol):
         """Proven lower bound on the time within the search space."""
 
     @property
-    def bound_any(self) -> float | None:
+    def global_bound(self) -> float | None:
         """Proven lower bound on the time over all schedules."""
 
 
@@ -89,9 +89,9 @@ def plot_frontier(frontiers: Mapping[str, Iterable[Answer]], *, ax: Axes | None 
     Returns
     -------
     matplotlib.axes.Axes
-        x: budget in bytes, resident tensors included; y: overhead in per cent of the time of
+        x: budget in bytes, resident tensors included; y: overhead in percent of the time of
         saving everything. Points are schedules. Dashes are lower bounds: black over all
-        schedules, and in a solver's colour within its own search space, where that is higher.
+        schedules, and in a solver's color within its own search space, where that is higher.
         Where an overhead is above 100 %, the scale is logarithmic above 1 %.
 
     Raises
@@ -112,21 +112,21 @@ def plot_frontier(frontiers: Mapping[str, Iterable[Answer]], *, ax: Axes | None 
     ax = ax or new_axes(3.6)
     unit, scale = byte_scale(max(row.budget_bytes for row in rows))
     budgets = sorted({row.budget_bytes for row in rows})
-    proven = {budget: max(row.bound_any or 0.0 for row in rows if row.budget_bytes >= budget) for budget in budgets}
+    proven = {budget: max(row.global_bound or 0.0 for row in rows if row.budget_bytes >= budget) for budget in budgets}
     places = [budget / scale for budget in budgets]
     floor = [_overhead(bound, baseline) for bound in proven.values()]
     ax.fill_between(places, floor, step="pre", color=LIGHT, linewidth=0, label="proven: no schedule here")
     ax.plot(places, floor, "_", color=BLACK, markersize=12, label="bound proven at that budget")
     for number, (name, answers) in enumerate(rows_of.items()):
-        colour, marker, style = _look(number)
+        color, marker, style = _look(number)
         found = [row for row in answers if row.overhead is not None and math.isfinite(row.overhead)]
         places = [row.budget_bytes / scale for row in found]
         overheads = [100 * (row.overhead or 0.0) for row in found]
-        (line,) = ax.plot(places, overheads, color=colour, marker=marker, drawstyle="steps-post", label=name)
+        (line,) = ax.plot(places, overheads, color=color, marker=marker, drawstyle="steps-post", label=name)
         line.set(markersize=6, markerfacecolor="none", linewidth=1.3, linestyle=style)
         own = [row for row in found if (row.bound or 0.0) > proven[row.budget_bytes] * (1 + TOLERANCE)]
         places = [row.budget_bytes / scale for row in own]
-        ax.plot(places, [_overhead(row.bound or 0.0, baseline) for row in own], "_", color=colour, markersize=12)
+        ax.plot(places, [_overhead(row.bound or 0.0, baseline) for row in own], "_", color=color, markersize=12)
     if any(row.overhead is not None and 1 < row.overhead < math.inf for row in rows):
         ax.set_yscale("symlog", linthresh=1)
         ax.yaxis.set_major_formatter("{x:g}")
@@ -194,16 +194,16 @@ def plot_solve_time(rows: Iterable[Row], *, ax: Axes | None = None) -> Axes:
     ax.set_xscale("log")
     ax.set_yscale("log")
     for number, (solver, answers) in enumerate(by_solver.items()):
-        colour, marker, style = _look(number)
+        color, marker, style = _look(number)
         seconds: dict[int, list[float]] = {}
         for row in sorted(answers, key=lambda row: row.operations):
             second = max(row.seconds, _SHORTEST_SECONDS)
             seconds.setdefault(row.operations, []).append(second)
-            fill = colour if row.status in (Status.OPTIMAL.name, Status.INFEASIBLE.name) else "white"
-            ax.plot(row.operations, second, marker, markersize=5, markeredgecolor=colour, markerfacecolor=fill)
+            fill = color if row.status in (Status.OPTIMAL.name, Status.INFEASIBLE.name) else "white"
+            ax.plot(row.operations, second, marker, markersize=5, markeredgecolor=color, markerfacecolor=fill)
         medians = [median(times) for times in seconds.values()]
-        ax.plot(list(seconds), medians, color=colour, linestyle=style, linewidth=1.3)
-        ax.plot([], [], color=colour, linestyle=style, marker=marker, markersize=5, label=solver)
+        ax.plot(list(seconds), medians, color=color, linestyle=style, linewidth=1.3)
+        ax.plot([], [], color=color, linestyle=style, marker=marker, markersize=5, label=solver)
     for formatted in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
         formatted(LogFormatter())
     ax.set_xlabel("size of the graph (operations)")
@@ -280,9 +280,9 @@ def _panels(graphs: Sequence[tuple[str, Mapping[str, Iterable[Answer]]]]) -> Fig
 
 
 def _look(number: int) -> tuple[str, str, str]:
-    """Return colour, marker and line style of the series of that number."""
-    colours, markers = len(_SERIES), len(_MARKERS)
-    return _SERIES[number % colours], _MARKERS[number % markers], "-" if number < colours else "--"
+    """Return color, marker and line style of the series of that number."""
+    colors, markers = len(_SERIES), len(_MARKERS)
+    return _SERIES[number % colors], _MARKERS[number % markers], "-" if number < colors else "--"
 
 
 def _overhead(time: float, baseline: float) -> float:

@@ -1,7 +1,7 @@
-"""What all pictures share: figures and their colours, scales, legends, and files.
+"""What all pictures share: figures and their colors, scales, legends, and files.
 
-Colours are those of Okabe and Ito (Color Universal Design, 2008), told apart with any
-colour vision; what they say is also said by shape, line style or place.
+Colors are those of Okabe and Ito (Color Universal Design, 2008), told apart with any
+color vision; what they say is also said by shape, line style or place.
 """
 
 from __future__ import annotations

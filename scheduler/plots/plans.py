@@ -78,19 +78,19 @@ def plot_memory(plan: PlanOrSchedule, *, ax: Axes | None = None) -> Axes:
     time_unit, time_scale = _time_scale(longest, graph.time_unit)
     unit, scale = byte_scale(most)
     own = "schedule" if budget is None else "plan"
-    for timeline, colour, name, style in ((baseline, GREY, "save everything", "--"), (planned, BLUE, own, "-")):
+    for timeline, color, name, style in ((baseline, GREY, "save everything", "--"), (planned, BLUE, own, "-")):
         times = [0.0, *(moment / time_scale for run in timeline.runs for moment in (run.start, run.end))]
         sizes = [graph.resident_bytes / scale, *(run.memory_bytes / scale for run in timeline.runs for _ in range(2))]
         label = f"{name}: peak {format_bytes(timeline.simulation.peak_bytes)}"
-        (line,) = ax.plot(times, sizes, color=colour, linestyle=style, linewidth=1.4, label=label)
+        (line,) = ax.plot(times, sizes, color=color, linestyle=style, linewidth=1.4, label=label)
         line.set(marker="o", markersize=4, markevery=[sizes.index(max(sizes))])
         if timeline is planned:
-            ax.fill_between(times, sizes, color=colour, alpha=0.2, linewidth=0)
+            ax.fill_between(times, sizes, color=color, alpha=0.2, linewidth=0)
     levels = (("budget", budget, VERMILLION, "-."), ("resident tensors", graph.resident_bytes, BLACK, ":"))
-    for name, level, colour, style in levels:
+    for name, level, color, style in levels:
         if level:
             label = f"{name}: {format_bytes(level)}"
-            ax.axhline(level / scale, color=colour, linestyle=style, linewidth=1.4, label=label)
+            ax.axhline(level / scale, color=color, linestyle=style, linewidth=1.4, label=label)
     ax.set_xlim(0, longest / time_scale or 1)
     ax.set_ylim(0, 1.05 * most / scale or 1)
     ax.set_xlabel(f"time ({time_unit})", parse_math=False)
@@ -132,13 +132,13 @@ def plot_schedule(plan: PlanOrSchedule, *, ax: Axes | None = None) -> Axes:
     tensors = [index.tensor_ids[holding.tensor] for holding in timeline.holdings]
     costs = [index.storage_bytes[index.storage_of[t]] > 0 and not index.is_result[t] for t in tensors]
     held = list(compress(timeline.holdings, costs))
-    for is_saved, colour, label in ((False, LIGHT, "held for a while"), (True, SKY, "saved for the backward phase")):
+    for is_saved, color, label in ((False, LIGHT, "held for a while"), (True, SKY, "saved for the backward phase")):
         spans = [(rows[layer_of(h.maker)], h.start / scale, h.end / scale) for h in held if h.is_saved is is_saved]
-        _draw_spans(ax, spans, 0.9, colour, label, least_points=0.0)
-    for kind, colour, label in _KINDS:
+        _draw_spans(ax, spans, 0.9, color, label, least_points=0.0)
+    for kind, color, label in _KINDS:
         runs = [run for run in timeline.runs if run.kind == kind]
         spans = [(rows[layer_of(run.operation.name)], run.start / scale, run.end / scale) for run in runs]
-        _draw_spans(ax, spans, 0.5, colour, label, least_points=1.5)
+        _draw_spans(ax, spans, 0.5, color, label, least_points=1.5)
     freed = [holding for holding in held if holding.is_freed]
     moments = [holding.end / scale for holding in freed]
     places = [rows[layer_of(holding.maker)] for holding in freed]
@@ -185,7 +185,7 @@ def _draw_spans(
     ax: Axes,
     spans: Iterable[tuple[int, float, float]],
     height: float,
-    colour: str,
+    color: str,
     label: str,
     *,
     least_points: float,
@@ -202,7 +202,7 @@ def _draw_spans(
     half = height / 2
     corners = [((a, row - half), (b, row - half), (b, row + half), (a, row + half)) for row, a, b in merged]
     zorder = 2 if least_points else 1
-    bars = PolyCollection(corners, facecolor=colour, edgecolor=colour, linewidth=least_points, zorder=zorder)
+    bars = PolyCollection(corners, facecolor=color, edgecolor=color, linewidth=least_points, zorder=zorder)
     bars.set_label(label)
     ax.add_collection(bars)
 

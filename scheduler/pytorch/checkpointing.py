@@ -35,7 +35,7 @@ def checkpointed(
     costs: Costs = "measured",
     reserve: int | str = 0,
     optimizer: Optimizer | None = None,
-    existing_gradients: bool = False,
+    accumulate_gradients: bool = False,
     **options: Unpack[SolveOptions],
 ) -> CheckpointedModule:
     """Return a module that trains `model` within a memory budget.
@@ -66,7 +66,7 @@ def checkpointed(
         Without gradients, and in `eval()`, the model runs plainly in any case.
     costs : "measured" or "flops"
         As for `trace`; counts only if a budget is given.
-    reserve, optimizer, existing_gradients
+    reserve, optimizer, accumulate_gradients
         As for `trace`, with a budget; a plan holds them. A plan for existing gradients may run
         without, and needs less then; another plan with existing gradients needs as much more
         as they have bytes.
@@ -97,7 +97,7 @@ def checkpointed(
     is_budget = isinstance(plan_or_budget, (int, str))
     if not is_budget and not isinstance(plan_or_budget, Plan):
         raise InvalidOptionError(f"give a plan or a budget, not {type(plan_or_budget).__name__}")
-    beside = {"reserve": reserve, "optimizer": optimizer, "existing_gradients": existing_gradients}
+    beside = {"reserve": reserve, "optimizer": optimizer, "accumulate_gradients": accumulate_gradients}
     given = sorted([*options, *(name for name, value in beside.items() if value)])
     if given and not is_budget:
         raise InvalidOptionError(f"options {given} are for making a plan, and a finished plan was given")
@@ -113,7 +113,7 @@ def checkpointed(
             costs=costs,
             reserve=reserve,
             optimizer=optimizer,
-            existing_gradients=existing_gradients,
+            accumulate_gradients=accumulate_gradients,
             **options,
         )
         module = make(args, kwargs)
@@ -123,7 +123,7 @@ def checkpointed(
     if isinstance(plan_or_budget, Plan):
         memory = memory_beside(plan_or_budget.graph)
     else:
-        memory = read_device_memory(model, reserve, optimizer, existing_gradients)
+        memory = read_device_memory(model, reserve, optimizer, accumulate_gradients)
 
     def by_layers() -> CheckpointedModule:
         return checkpointed_layers(

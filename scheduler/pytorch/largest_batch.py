@@ -15,16 +15,16 @@ from scheduler.graph import Graph
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import Growth
 from scheduler.planning.batch_search import LargestBatch, largest_batch
-from scheduler.problem import Order, Problem
+from scheduler.problem import Problem
 from scheduler.pytorch.capture.joint import read_arguments
 from scheduler.pytorch.checkpointing import checkpointed
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
 from scheduler.pytorch.models.catalog import Arguments
 from scheduler.pytorch.tracing import trace
-from scheduler.schedule import Schedule, follows_given_order, runs_of, schedule_from_runs
+from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
-from scheduler.solution import Proposal, judge
+from scheduler.solution import Proposal, grade
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.units import format_bytes, parse_bytes
@@ -76,7 +76,7 @@ def max_batch(
     limit: int = MOST,
     solver: str = "auto",
     time_limit: float = 60.0,
-    order: Order = "any",
+    reorder: bool = True,
     seed: int = 0,
     progress: Callable[[str], None] = lambda message: None,
 ) -> MaxBatch:
@@ -115,7 +115,7 @@ def max_batch(
     BudgetTooSmallError
         If no schedule of a batch of one fits, or none is known.
     InvalidBudgetError
-        If the budget cannot be understood, or is a per cent: that of what grows with the batch.
+        If the budget cannot be understood, or is a percent: that of what grows with the batch.
     InvalidOptionError
         If `make_batch` does not heed its argument, or an argument is out of its range.
     CaptureError
@@ -142,7 +142,7 @@ def max_batch(
         raise InvalidOptionError(f"limit is a whole number >= 1, not {limit!r}")
     steps = _Steps(make_model, make_batch, loss, progress)
     growth = Growth(steps.graph)
-    found = largest_batch(growth, budget_bytes, limit=limit, seconds=SHARE_OF_SEARCH * time_limit, order=order)
+    found = largest_batch(growth, budget_bytes, limit=limit, seconds=SHARE_OF_SEARCH * time_limit, reorder=reorder)
     if found.schedule is None:
         raise BudgetTooSmallError(_why_nothing(growth.at(1), budget_bytes, found), proven=found.bound == 0)
     size, graph, schedule = found.size, growth.at(found.size), found.schedule
@@ -151,7 +151,7 @@ def max_batch(
         timed = steps.graph(size, costs)
         graph, schedule = timed, schedule_from_runs(timed, runs_of(graph, schedule))
     progress(f"planning {len(graph.operations)} operations for a batch of {size}")
-    problem = Problem(graph, budget_bytes, order, starts=(schedule,))
+    problem = Problem(graph, budget_bytes, reorder, starts=(schedule,))
     deadline = Deadline((1 - SHARE_OF_SEARCH) * time_limit)
     with stopped_by_interrupt(deadline):
         plan = _plan_within(problem, solver, deadline, seed)
@@ -251,20 +251,20 @@ def _plan_within(problem: Problem, solver: str, deadline: Deadline, seed: int) -
     started = time.monotonic()
     proposal = propose_with_bounds(problem, solver, deadline, seed)
     seconds = time.monotonic() - started
-    solution = judge(problem, proposal, solver=solver, seconds=seconds)
+    solution = grade(problem, proposal, solver=solver, seconds=seconds)
     if solution.schedule is None or simulate(problem.graph, problem.starts[0]).time < solution.time:
         known = _proposal(problem.graph, problem.starts[0])
         bound = proposal.bound if proposal.search_space == known.search_space else 0.0
-        known = replace(known, bound=bound, bound_any=proposal.bound_any)
-        solution = judge(problem, known, solver=solver, seconds=seconds)
+        known = replace(known, bound=bound, global_bound=proposal.global_bound)
+        solution = grade(problem, known, solver=solver, seconds=seconds)
     return Plan.of(problem.graph, solution)
 
 
 def _plan_as_is(graph: Graph, schedule: Schedule) -> Plan:
     """Return the plan of a schedule with its own peak as the budget, and nothing proven of it."""
     problem = Problem(graph, simulate(graph, schedule).peak_bytes)
-    return Plan.of(graph, judge(problem, _proposal(graph, schedule), solver="smallest peak", seconds=0.0))
+    return Plan.of(graph, grade(problem, _proposal(graph, schedule), solver="smallest peak", seconds=0.0))
 
 
 def _proposal(graph: Graph, schedule: Schedule) -> Proposal:
-    return Proposal(schedule, "given order" if follows_given_order(graph, schedule) else "any order")
+    return Proposal(schedule, "input order" if follows_input_order(graph, schedule) else "any order")

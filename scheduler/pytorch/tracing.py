@@ -28,7 +28,7 @@ def trace(
     workspaces: bool | None = None,
     reserve: int | str = 0,
     optimizer: Optimizer | None = None,
-    existing_gradients: bool = False,
+    accumulate_gradients: bool = False,
 ) -> Graph:
     """Return the graph of one training step of a model: forward, loss and backward.
 
@@ -55,7 +55,7 @@ def trace(
     optimizer : torch.optim.Optimizer, optional
         Its state counts as resident, also before its first step. What its step allocates
         meanwhile does not: that comes after the backward.
-    existing_gradients : bool
+    accumulate_gradients : bool
         Whether the step adds to gradients that exist already (gradient accumulation). They
         count as resident; new ones are added to them in groups, and do not stay. Gradients of
         arguments stay results.
@@ -84,7 +84,7 @@ def trace(
     >>> graph.resident_bytes == 4 * (4 * 8 + 8 + 8 + 1 + 2 * 4)
     True
     """
-    memory = read_device_memory(model, reserve, optimizer, existing_gradients)
+    memory = read_device_memory(model, reserve, optimizer, accumulate_gradients)
     return capture(model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory).graph
 
 

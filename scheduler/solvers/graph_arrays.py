@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 KEEP, EVICT, DROP = 0, 1, 2
-"""What happens to a tensor between one use in the given order and the next: it stays; it goes
+"""What happens to a tensor between one use in the input order and the next: it stays; it goes
 and, once computed again, stays until that use; it goes and goes again after each use."""
 
 
@@ -42,7 +42,7 @@ class GraphArrays:
         Tensors whose maker cannot run again.
     is_result : ndarray of bool, shape (tensors,)
     order : ndarray of int64
-        The operations to run first, in the given order.
+        The operations to run first, in the input order.
     time : ndarray of float64, shape (operations,)
     """
 
@@ -98,7 +98,7 @@ def decode_decisions(  # type: ignore[no-untyped-def]
     """Return the runs that retention decisions lead to, and the step of the order that each belongs to.
 
     `decision[e]` rules over the gap that opens after edge e (an input of an operation) in
-    the given order; `made_decision[t]` over the one that opens when t is made. The number of
+    the input order; `made_decision[t]` over the one that opens when t is made. The number of
     runs is -1 if it would pass `most_runs`.
     """
     tensors = maker.shape[0]

@@ -30,19 +30,19 @@ _TOO_MUCH = 2**62
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the schedule that a greedy eviction of gaps leads to.
 
-    In the given order, each tensor is kept, evicted, or evicted and dropped again between
+    In the input order, each tensor is kept, evicted, or evicted and dropped again between
     one use and the next. While the peak is over the budget, the kept gap that crosses it
     with the most bytes per time to make again is evicted; then evictions that turned out
     not to be needed are taken back.
 
-    Guarantee: none. Search space: given order. When: an answer in milliseconds, a start for
+    Guarantee: none. Search space: input order. When: an answer in milliseconds, a start for
     other solvers, budgets of 50 % and more of the peak. Cost: one linear pass for each
     group of evictions. Memory: at most 16 MiB and 4 KiB an operation.
     """
     search = GreedySearch(problem.graph, problem.budget_bytes)
     search.fit(deadline)
     search.restore(deadline)
-    return Proposal(search.schedule(), "given order")
+    return Proposal(search.schedule(), "input order")
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Outcome:
 
 
 class GreedySearch:
-    """Retention decisions over the gaps of the given order.
+    """Retention decisions over the gaps of the input order.
 
     Parameters
     ----------

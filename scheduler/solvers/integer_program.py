@@ -1,4 +1,4 @@
-"""Integer programmes through PuLP: what was found, and what is proven, told apart.
+"""Integer programs through PuLP: what was found, and what is proven, told apart.
 
 PuLP's own status says "Optimal" after a time limit and for answers within a tolerance
 (PuLP 3.3), so it is never believed alone: the bound is read from the solver or from an LP
@@ -23,7 +23,7 @@ Terms = Iterable[tuple[pulp.LpVariable, float]]
 
 @dataclass(frozen=True, slots=True)
 class MilpResult:
-    """What a minimisation gave.
+    """What a minimization gave.
 
     Attributes
     ----------
@@ -48,11 +48,11 @@ ROWS_A_SECOND = 20_000
 
 
 class TimeIsUpError(Exception):
-    """A programme is not finished by its deadline; what stands of it is not solved."""
+    """A program is not finished by its deadline; what stands of it is not solved."""
 
 
-class Programme:
-    """An integer programme under construction: minimise a sum, subject to named rows.
+class IntegerProgram:
+    """An integer program under construction: minimize a sum, subject to named rows.
 
     Parameters
     ----------
@@ -124,11 +124,11 @@ class Programme:
         from highspy import HighsModelStatus, cb
 
         def stop_early(kind: object, message: str, seen: object, answer: Any, data: object) -> None:
-            # Handing the programme over took time too, of which HiGHS knows nothing.
+            # Handing the program over took time too, of which HiGHS knows nothing.
             answer.user_interrupt = deadline.passed
 
         kinds = cb.HighsCallbackType
-        # Restarts pay off on large programmes only; on the cuts' they cost a third of the time.
+        # Restarts pay off on large programs only; on the cuts' they cost a third of the time.
         solver = pulp.HiGHS(
             msg=False,
             timeLimit=deadline.remaining,

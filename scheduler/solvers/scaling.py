@@ -1,4 +1,4 @@
-"""Bytes and times in units that integer programmes can hold exactly, or rounded in a named direction."""
+"""Bytes and times in units that integer programs can hold exactly, or rounded in a named direction."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
         from scheduler.solvers.dp.solver import chain_frontier
 
         least = chain_frontier(problem.chain)[0][0]
-        offer("chain", replace(problem, budget_bytes=least))
+        offer("dp", replace(problem, budget_bytes=least))
     for name in _SMALL:
         offer(name, at_floor)
     aim = floor

@@ -1,4 +1,4 @@
-"""A walk through the given order that computes again whatever is missing.
+"""A walk through the input order that computes again whatever is missing.
 
 Solvers decide what to drop and when; the walk turns that into a sequence of runs. Frees
 follow from the sequence (`schedule_from_runs`).

@@ -1,4 +1,4 @@
-"""Generators of the graphs that studies use: seeded where random, with their given order.
+"""Generators of the graphs that studies use: seeded where random, with their input order.
 
 Chains and networks have the shapes, bytes and times of the real ones, at any size; none needs
 torch. The networks come as the whole step, forward and backward, or as the forward alone.

@@ -1,4 +1,4 @@
-"""Irregular graphs of random layers, with their given order."""
+"""Irregular graphs of random layers, with their input order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def random_layered(
 
     Between a source and a sink stand layers of random width; an operation reads one or more
     of the layer before, and now and then one of an earlier layer. Bytes come from a mixture
-    of four normal distributions, times evenly from 1 to 1000. The given order is a random
+    of four normal distributions, times evenly from 1 to 1000. The input order is a random
     topological one. All operations are required, and nothing is kept.
 
     Parameters

@@ -101,7 +101,7 @@ def places(data: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def edited(data: Any, place: tuple[Any, ...], way: str, value: object) -> Any:
-    """Return a copy with one entry replaced, dropped, doubled, renamed or swapped with its neighbour."""
+    """Return a copy with one entry replaced, dropped, doubled, renamed or swapped with its neighbor."""
     data = copy.deepcopy(data)
     inside = data
     for key in place[:-1]:

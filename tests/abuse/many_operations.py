@@ -22,7 +22,7 @@ if __name__ == "__main__":
 import scheduler as sc
 from tests.support.training_graphs import uniform_chain
 
-BUDGETS = {"save-all": "100%", "segments": "60%", "greedy": "60%", "cuts": "60%", "auto": "60%"}
+BUDGETS = {"save-all": "100%", "segments": "60%", "greedy": "60%", "ilp": "60%", "auto": "60%"}
 
 
 def row(name: str, act: Callable[[], object]) -> object:

@@ -46,9 +46,9 @@ for solver, names in json.loads(sys.argv[1]).items():
                 continue
             claims = [found.status.name, found.time, found.peak_bytes, str(found.schedule), found.bound]
             claims.append(found.search_space)
-            # What `blocks` proves of other orders, it proves in a share of its time.
-            claims += [found.bound_any] if solver != "blocks" else []
-            # When `auto` lets others search beside `cuts` is a matter of seconds: it says who searched.
+            # What `hierarchical` proves of other orders, it proves in a share of its time.
+            claims += [found.global_bound] if solver != "hierarchical" else []
+            # When `auto` lets others search beside `ilp` is a matter of seconds: it says who searched.
             claims += found.messages if solver != "auto" else []
             answers[f"{solver} {name} {budget}"] = claims
 print(json.dumps(answers))
@@ -56,7 +56,7 @@ print(json.dumps(answers))
 
 STEPS = ("net", "forked", "chain", "equal")
 SMALL = ("small net", "small fork", "small chain", "small equal")
-ENDING_ON = {"auto": SMALL, "anneal": SMALL, "milp": SMALL, "intervals": SMALL, "blocks": ("deep",)}
+ENDING_ON = {"auto": SMALL, "anneal": SMALL, "checkmate": SMALL, "moccasin": SMALL, "hierarchical": ("deep",)}
 """Steps on which solvers that mostly go on until the time is up end by themselves: otherwise the clock has a say."""
 ASKED = {solver: ENDING_ON.get(solver, STEPS) for solver in sc.solver_names()}
 
@@ -65,7 +65,7 @@ SETTINGS = {
     "hash seed 1, other locale and zone": {"PYTHONHASHSEED": "1", "LC_ALL": "C", "TZ": "Asia/Kathmandu"},
     "one core": {"PYTHONHASHSEED": "2", "CORES": "1", "OMP_NUM_THREADS": "1"},
     "threads of libraries": {"PYTHONHASHSEED": "3", "OMP_NUM_THREADS": "4", "NUMBA_NUM_THREADS": "1"},
-    "optimised, another folder": {"PYTHONHASHSEED": "4", "PYTHONOPTIMIZE": "1", "FOLDER": "/"},
+    "optimized, another folder": {"PYTHONHASHSEED": "4", "PYTHONOPTIMIZE": "1", "FOLDER": "/"},
 }
 
 

@@ -28,7 +28,7 @@ GRAPHS = [name for name in SEEDS if name != "plan"]
 
 
 def check_graph_file(path: Path, area: str) -> None:
-    """Read it; what is read must be whole, and judged as the independent oracle judges it."""
+    """Read it; what is read must be whole, and simulated as the independent oracle judges it."""
     tally = BOOK.of(area)
     read = tally.attempt(read_graph_or_chain, path)
     if isinstance(read, SchedulerError):
@@ -40,12 +40,12 @@ def check_graph_file(path: Path, area: str) -> None:
     graph, _ = lowered
     solution = tally.attempt(sc.solve, graph, "100%", solver="save-all")
     tally.accept(isinstance(solution, sc.Solution) and solution.schedule is not None, solution)
-    verbs = [
-        ("compute", verb.operation) if isinstance(verb, sc.Compute) else ("free", verb.tensor)
-        for verb in solution.schedule
+    actions = [
+        ("compute", action.operation) if isinstance(action, sc.Compute) else ("free", action.tensor)
+        for action in solution.schedule
     ]
     found = (solution.time, solution.peak_bytes)
-    tally.accept(peak_of(graph.to_dict(), verbs) == found, "the oracle finds another time or peak")
+    tally.accept(peak_of(graph.to_dict(), actions) == found, "the oracle finds another time or peak")
 
 
 def check_plan_file(path: Path, area: str, plan: sc.Plan) -> None:

@@ -71,22 +71,22 @@ def stated_mib(solver: str, operations: int) -> float:
 
 
 LARGEST = {
-    "milp": ("plain", 39, 79),
-    "intervals": ("net", 19, 154),
-    "cuts": ("net", 2499, 19_994),
-    "chain": ("chain", 1000, 3002),
+    "checkmate": ("plain", 39, 79),
+    "moccasin": ("net", 19, 154),
+    "ilp": ("net", 2499, 19_994),
+    "dp": ("chain", 1000, 3002),
     "revolve": ("equal layers", 1000, 3002),
     "mixed": ("equal layers", 1000, 3002),
-    "blocks": ("transformer", 360, 9368),
+    "hierarchical": ("transformer", 360, 9368),
     "knapsack": ("plain", 5000, 10_001),
-    "lower-sets": ("plain", 5000, 10_001),
+    "kusumoto": ("plain", 5000, 10_001),
     "greedy-segments": ("plain", 5000, 10_001),
     "recompute-all": ("plain", 1400, 2801),
 }
 """Kind of step, its size, and operations: about as many as the solver takes, or serves in seconds."""
 SERVED = [(solver, *LARGEST.get(solver, ("net", 2600, 20_802))) for solver in sc.solver_names()]
 SERVED.append(("auto", "chain", 1000, 3002))
-REFUSED = [(solver, "net", 2600, 20_802) for solver in ("cuts", "milp", "intervals", "recompute-all")]
+REFUSED = [(solver, "net", 2600, 20_802) for solver in ("ilp", "checkmate", "moccasin", "recompute-all")]
 
 
 @pytest.mark.parametrize(("solver", "kind", "size", "operations"), SERVED + REFUSED)

@@ -31,7 +31,7 @@ REASONS = re.compile(
     r"differs from the graph in the plan|changed after it was written|claimed .*, the judge finds"
     r"|breaks a rule|over the budget|no lower bound|above it|is unknown; this package reads|not a plan"
     r"|JSON object|JSON list|list of text|printable text|a number|a finite number|a whole number|is OPTIMAL or FEASIBLE"
-    r"|granularity is|a verb reads|unknown field|lacks a field|is text|non-empty text|sequence of names|are names"
+    r"|granularity is|an action reads|unknown field|lacks a field|is text|non-empty text|sequence of names|are names"
     r"|names an unknown|neither resident nor made|unprintable|is a bool|\"forward\" or \"backward\"|makes nothing"
     r"|are called|makes the same tensor twice|reads and makes|needs at least one|do not make|first in its task"
     r"|no operation may make it|stands after backward|not a graph of format|needs .* before|makes it|add up to"
@@ -85,7 +85,7 @@ def test_a_plan_with_any_entry_dropped_doubled_swapped_or_renamed_is_refused(nam
     for place in places(data):
         for way in ("drop", "double", "rename", "swap"):
             other = edited(data, place, way, None)
-            if other != data:  # two equal neighbours were swapped
+            if other != data:  # two equal neighbors were swapped
                 refused(other, (place, way))
 
 
@@ -100,7 +100,7 @@ def resealed(data: Any) -> Any:
 
 JUDGED = [("budget_bytes",), ("saved",), ("schedule",)]
 JUDGED += [("claims", key) for key in ("time", "peak_bytes", "overhead", "baseline_time", "baseline_peak_bytes")]
-JUDGED += [("proof", key) for key in ("status", "gap", "gap_any")]
+JUDGED += [("proof", key) for key in ("status", "gap", "global_gap")]
 
 
 @pytest.mark.parametrize("place", JUDGED, ids=lambda place: place[-1])

@@ -25,7 +25,7 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def existing_gradients(module: nn.Module) -> list[Tensor]:
+def accumulate_gradients(module: nn.Module) -> list[Tensor]:
     """The gradients that the module has."""
     return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
 
@@ -33,7 +33,7 @@ def existing_gradients(module: nn.Module) -> list[Tensor]:
 def peak(case: ModelCase, module: Callable[..., Tensor]) -> int:
     """Bytes that the second of two steps adds to what stands."""
     module(*case.args).backward()
-    with StorageTracker([*resident_tensors(case.module, case.args), *existing_gradients(case.module)]) as tracker:
+    with StorageTracker([*resident_tensors(case.module, case.args), *accumulate_gradients(case.module)]) as tracker:
         module(*case.args).backward()
     return tracker.peak_bytes
 
@@ -46,11 +46,11 @@ def rows() -> Iterator[list[str]]:
         peaks = [peak(case, case.module)]  # and of each plan its peak, measured and predicted
         for known in (False, True):
             planned = checkpointed(
-                case.module, "100%", case.args, solver="save-all", costs="flops", existing_gradients=known
+                case.module, "100%", case.args, solver="save-all", costs="flops", accumulate_gradients=known
             )
             assert planned.plan is not None
             peaks += [peak(case, planned), planned.plan.peak_bytes - planned.plan.graph.resident_bytes]
-        gradients = storage_bytes(existing_gradients(case.module))
+        gradients = storage_bytes(accumulate_gradients(case.module))
         what = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in size.items())
         yield [name, what, *(f"{value / 2**20:.1f}" for value in (gradients, *peaks))]
 

@@ -105,7 +105,7 @@ def row(name: str, compiler: str) -> list[object]:
     shapes = [graph.shapes for graph in planned.plans]
     assert len(set(shapes)) == len(BATCH_SIZES), shapes
     first = planned.plans[0]
-    return [name, compiler, f"{error:.0e}", first.boundary_bytes, held[0], planned.plans[-1].boundary_bytes, held[-1]]
+    return [name, compiler, f"{error:.0e}", first.saved_bytes, held[0], planned.plans[-1].saved_bytes, held[-1]]
 
 
 if __name__ == "__main__":

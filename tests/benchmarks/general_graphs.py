@@ -4,8 +4,8 @@
 
 A second argument keeps to the graphs and budgets whose names begin with it ("cg_resnet50 30").
 FOLDER holds the published graphs under the names in `CASES`; README says where each comes from.
-Per cents are of the save-everything time: time lost, and at most how much of the time any other
-schedule of the order could save (gap in the given order, or over all orders).
+Percents are of the save-everything time: time lost, and at most how much of the time any other
+schedule of the order could save (gap in the input order, or over all orders).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from scheduler.problem import Problem
 CASES = (
     *(("checkmate_resnet50_256_train.json", f"{share} %", "any", 5) for share in (90, 80, 70, 60, 50)),
     ("checkmate_resnet50_256_train.json", "floor + 25 %", "any", 10),
-    ("checkmate_resnet50_256_train.json", "floor + 10 %", "given", 60),
+    ("checkmate_resnet50_256_train.json", "floor + 10 %", "input", 60),
     ("checkmate_vgg_unet_32_train.json", "50 %", "any", 2),
-    ("random_layered_n100.json", "90 %", "given", 30),
-    ("random_layered_n100.json", "80 %", "given", 30),
+    ("random_layered_n100.json", "90 %", "input", 30),
+    ("random_layered_n100.json", "80 %", "input", 30),
     ("random_layered_n100.json", "90 %", "any", 10),
     ("random_layered_n100.json", "80 %", "any", 10),
     ("random_layered_n100.json", "70 %", "any", 10),
@@ -40,7 +40,7 @@ CASES = (
         (f"random_layered({operations})", budget, order, 20)
         for operations in (250, 500, 1000)
         for budget in ("90 %", "80 %")
-        for order in ("given", "any")
+        for order in ("input", "any")
     ),
 )
 HEAD = ("graph", "budget", "order", "time lost", "gap", "status", "seconds")
@@ -70,8 +70,8 @@ def rows(folder: Path, only: str) -> Iterator[tuple[str, ...]]:
         if not f"{name.split('.')[0]} {budget}".startswith(only):
             continue
         graph = read(name, folder)
-        solution = sc.solve(graph, budget_bytes(budget, graph), order=order, time_limit=seconds)
-        gap = solution.gap if order == "given" else solution.gap_any
+        solution = sc.solve(graph, budget_bytes(budget, graph), reorder=order == "any", time_limit=seconds)
+        gap = solution.gap if order == "input" else solution.global_gap
         status = solution.status.name
         if status == "OPTIMAL":
             status += f" in {solution.search_space}"

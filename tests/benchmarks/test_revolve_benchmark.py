@@ -24,7 +24,9 @@ MOST_SECONDS = 0.5
 
 
 def count_ours(steps: int, slots: int, *, mixed: bool = False) -> int:
-    return sum(stop - start for verb, start, stop in sc.revolve_actions(steps, slots, mixed=mixed) if verb == "forward")
+    return sum(
+        stop - start for action, start, stop in sc.revolve_actions(steps, slots, mixed=mixed) if action == "forward"
+    )
 
 
 def count_checkpoint_schedules(steps: int, slots: int, *, mixed: bool = False) -> int:

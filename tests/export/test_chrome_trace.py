@@ -25,7 +25,7 @@ def events(plan: sc.Plan, kind: str, process: int = 1) -> list[dict[str, Any]]:
 
 
 def test_every_run_is_a_complete_event_in_the_order_of_the_schedule(plan: sc.Plan) -> None:
-    computed = [verb.operation for verb in plan.schedule if isinstance(verb, sc.Compute)]
+    computed = [action.operation for action in plan.schedule if isinstance(action, sc.Compute)]
     assert [event["name"] for event in events(plan, "X")] == computed
 
 

@@ -129,7 +129,7 @@ def test_tensors_on_one_storage_count_once() -> None:
 def test_layers_add_up_to_what_the_judge_says() -> None:
     for plan in (twice_plan(), layered_plan(), viewing_plan(), oddly_named_plan()):
         rows = layer_rows(plan)
-        assert sum(row.saved_bytes for row in rows) == plan.simulation.boundary_bytes
+        assert sum(row.saved_bytes for row in rows) == plan.simulation.saved_bytes
         assert sorted(name for row in rows for name, _ in row.saved) == sorted(plan.saved)
         again = {name: runs for row in rows for name, runs in row.recomputed}
         assert again == {name: runs for name, runs in plan.simulation.recomputed.items() if runs}
@@ -178,5 +178,5 @@ def test_a_browser_shows_the_pictures(tmp_path: Path) -> None:
     command += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'page.png'}"]
     subprocess.run([*command, (tmp_path / "report.html").as_uri()], check=True, capture_output=True, timeout=120)
     pixels = (255 * image.imread(tmp_path / "page.png")[:, :, :3]).round().astype(int)
-    for colour in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73), (0x56, 0xB4, 0xE9)):
-        assert (pixels == colour).all(axis=2).sum() > 200
+    for color in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73), (0x56, 0xB4, 0xE9)):
+        assert (pixels == color).all(axis=2).sum() > 200

@@ -163,7 +163,7 @@ def test_a_chain_survives_being_written_and_read(chain: sc.Chain) -> None:
     [
         ({"version": 2}, "version 2"),
         ({"format": "scheduler-graph"}, "scheduler-graph"),
-        ({"colour": 1}, "colour"),
+        ({"color": 1}, "color"),
         ({"layers": {}}, "JSON list"),
         ({"layers": [{"name": "mlp"}]}, "lacks a field"),
         ({"layers": [3]}, "JSON object"),

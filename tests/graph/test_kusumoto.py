@@ -88,7 +88,7 @@ def test_the_peak_of_the_tiny_file_is_the_one_counted_by_hand() -> None:
     assert baseline.peak_operation == "Sum_loss"
     assert baseline.time == 36.0
     moments = zip(problem.save_everything, baseline.memory, strict=True)
-    assert [int(m) for verb, m in moments if isinstance(verb, sc.Compute)] == [8, 12, 13, 6, 9, 13]
+    assert [int(m) for action, m in moments if isinstance(action, sc.Compute)] == [8, 12, 13, 6, 9, 13]
 
 
 @pytest.mark.parametrize("format", ["auto", "computation-graph"])

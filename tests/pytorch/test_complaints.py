@@ -107,7 +107,7 @@ def test_a_compiled_step_takes_less_memory_than_eager():
     compiled(x).backward()
     between, peak = watched.measure(module, x, {}, lambda: compiled(x))
     (graph,) = watched.planned.plans
-    assert between == graph.boundary_bytes
+    assert between == graph.saved_bytes
     assert graph.plan.graph.resident_bytes + peak == graph.plan.peak_bytes <= graph.plan.budget_bytes
     assert graph.plan.peak_bytes < eager.live_peak_bytes
 
@@ -150,7 +150,7 @@ def test_the_plan_chooses_which_layers_are_recomputed():
         replace(layer, forward_time=seconds[layer.name], forward_without_saving_time=seconds[layer.name])
         for layer in profile.layers
     ]
-    plan = sc.make_plan(sc.Chain(layers, profile.input_bytes), "80%", solver="chain")
+    plan = sc.make_plan(sc.Chain(layers, profile.input_bytes), "80%", solver="dp")
     chosen = {name for span in layer_spans(plan) if span.recompute for name in span.layers}
     assert chosen
     assert not chosen & slow
@@ -200,7 +200,7 @@ def test_every_division_into_segments_is_beaten_or_met_with_proof():
     seen = 0
     for budget in ("40%", "60%", "80%"):
         segments = sc.solve(chain, budget, solver="segments")
-        best = sc.solve(chain, budget, solver="chain")
+        best = sc.solve(chain, budget, solver="dp")
         assert best.status is sc.Status.OPTIMAL
         if segments.schedule is not None:
             seen += 1
@@ -215,7 +215,7 @@ def test_what_memory_costs_in_speed_is_one_curve_with_bounds():
     assert [row.peak_bytes <= row.budget_bytes for row in rows] == [True] * 3
     assert all(slow.overhead >= fast.overhead for slow, fast in itertools.pairwise(rows))
     assert rows[0].overhead > rows[2].overhead == 0
-    better = sc.solve(graph, rows[0].budget_bytes, solver="cuts", time_limit=4.0)
+    better = sc.solve(graph, rows[0].budget_bytes, solver="ilp", time_limit=4.0)
     assert rows[2].time < rows[0].bound <= better.time * (1 + 1e-9)
     assert better.time <= rows[0].time
 

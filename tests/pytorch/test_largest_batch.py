@@ -158,7 +158,7 @@ def test_a_budget_that_fits_no_batch_is_refused_with_what_one_needs() -> None:
         ({"limit": 0}, InvalidOptionError, "limit is a whole number >= 1"),
         ({"costs": "guess"}, InvalidOptionError, '"measured" or "flops"'),
         ({"time_limit": 0}, InvalidOptionError, "time_limit"),
-        ({"order": "none"}, InvalidOptionError, "order"),
+        ({"reorder": "none"}, InvalidOptionError, "reorder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, object], error: type[Exception], message: str) -> None:

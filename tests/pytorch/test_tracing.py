@@ -172,7 +172,7 @@ def test_the_peak_of_a_small_network_is_the_hand_count():
     # Resident: two weights and the input. Saved: the outputs of both tanh. The loss and its
     # gradient take 4 bytes each. Peak: the input's gradient of the second layer stands with
     # its weight's gradient, the first tanh and the gradient of the second.
-    assert simulation.boundary_bytes == 2 * kib + 4
+    assert simulation.saved_bytes == 2 * kib + 4
     assert simulation.peak_bytes == 3 * kib + 8 + 4 * kib
 
 

@@ -37,7 +37,7 @@ def test_another_order_is_found_where_it_saves_recomputation() -> None:
     # One branch after another: 5 small results beside the last large tensor and its result.
     solution = sc.solve(graph, 106, time_limit=20)
     assert (solution.time, solution.search_space, solution.status) == (12.0, "any order", sc.Status.OPTIMAL)
-    given = sc.solve(graph, 106, order="given", time_limit=20)
+    given = sc.solve(graph, 106, reorder=False, time_limit=20)
     # All large tensors come first, each dropped for the next: all six are made again.
     assert given.time == 18.0
 
@@ -68,9 +68,9 @@ def test_no_other_order_is_looked_for_where_it_could_save_next_to_nothing() -> N
     )
     solution = sc.solve(long, 106, time_limit=20)
     # The optima of the test above: another order would save 6 of a million.
-    assert (solution.time, solution.search_space) == (1e6 + 18, "given order")
+    assert (solution.time, solution.search_space) == (1e6 + 18, "input order")
     assert solution.status is sc.Status.OPTIMAL
-    assert 1e6 <= solution.bound_any <= 1e6 + 12
+    assert 1e6 <= solution.global_bound <= 1e6 + 12
     assert solution.solve_seconds < 2
 
 
@@ -100,17 +100,17 @@ def test_the_search_ends_when_what_one_part_found_meets_what_another_one_proved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph = conv_net(5)
-    known = sc.solve(graph, "60%", solver="cuts", time_limit=20)
+    known = sc.solve(graph, "60%", solver="ilp", time_limit=20)
     assert known.time > sum(entry.time for entry in graph.operations)
 
     def go_on(found: Proposal, report: Report, deadline: Deadline) -> Proposal:
         report(found)
         while not deadline.passed:
             time.sleep(0.01)
-        return Proposal(None, "given order")
+        return Proposal(None, "input order")
 
     def prove(problem: Problem, *, deadline: Deadline, seed: int, report: Report) -> Proposal:
-        return go_on(Proposal(None, "given order", bound_any=known.time), report, deadline)
+        return go_on(Proposal(None, "input order", global_bound=known.time), report, deadline)
 
     def find(problem: Problem, *, deadline: Deadline, seed: int, report: Report, walkers: int) -> Proposal:
         return go_on(Proposal(known.schedule, "any order"), report, deadline)

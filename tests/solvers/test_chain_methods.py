@@ -52,7 +52,7 @@ def test_every_answer_on_a_chain_is_true_against_the_oracle(solver: str, chain: 
     if solution.status is sc.Status.INFEASIBLE:
         assert best is None
     if best is not None:
-        assert solution.bound_any <= best
+        assert solution.global_bound <= best
     if solution.schedule is not None:
         assert best is not None
         assert best <= solution.time

@@ -14,16 +14,16 @@ import pulp
 import pytest
 
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.integer_program import MilpResult, Programme, TimeIsUpError, _cbc, is_set
+from scheduler.solvers.integer_program import IntegerProgram, MilpResult, TimeIsUpError, _cbc, is_set
 
 
-def knapsack(items: int) -> tuple[Programme, list[pulp.LpVariable]]:
+def knapsack(items: int) -> tuple[IntegerProgram, list[pulp.LpVariable]]:
     """Cover at least half of the weights 3, 5, 7, ... at the least cost 4, 5, 6, ..."""
-    programme = Programme("cover")
-    chosen = [programme.binary("item", float(4 + i)) for i in range(items)]
+    program = IntegerProgram("cover")
+    chosen = [program.binary("item", float(4 + i)) for i in range(items)]
     weights = [3.0 + 2 * i for i in range(items)]
-    programme.at_least("cover", zip(chosen, weights, strict=True), sum(weights) / 2)
-    return programme, chosen
+    program.at_least("cover", zip(chosen, weights, strict=True), sum(weights) / 2)
+    return program, chosen
 
 
 def cheapest_cover(items: int) -> float:
@@ -35,29 +35,29 @@ def cheapest_cover(items: int) -> float:
     )
 
 
-def test_a_programme_that_is_not_built_by_its_deadline_claims_nothing() -> None:
-    programme = Programme("late", Deadline(0))
-    item = programme.binary("item", 1.0)
+def test_a_program_that_is_not_built_by_its_deadline_claims_nothing() -> None:
+    program = IntegerProgram("late", Deadline(0))
+    item = program.binary("item", 1.0)
     with pytest.raises(TimeIsUpError):
-        programme.at_least("cover", [(item, 1.0)], 1)
-    result = programme.minimize(Deadline(20))
+        program.at_least("cover", [(item, 1.0)], 1)
+    result = program.minimize(Deadline(20))
     assert (result.found, result.infeasible, result.bound) == (False, False, -math.inf)
-    assert programme.relax(Deadline(20), "cover") is None
+    assert program.relax(Deadline(20), "cover") is None
 
 
 def test_bound_and_objective_meet_at_the_optimum_found_by_enumeration() -> None:
-    programme, chosen = knapsack(10)
-    result = programme.minimize(Deadline(10))
+    program, chosen = knapsack(10)
+    result = program.minimize(Deadline(10))
     assert result.found
     assert result.objective == cheapest_cover(10)
     assert result.bound == pytest.approx(result.objective)
     assert sum(4 + i for i, variable in enumerate(chosen) if is_set(variable)) == result.objective
 
 
-def test_an_impossible_programme_is_told_apart_from_one_out_of_time() -> None:
-    programme, _ = knapsack(4)
-    programme.at_most("nothing", [(variable, 1.0) for variable in programme._variables], 0)
-    impossible = programme.minimize(Deadline(10))
+def test_an_impossible_program_is_told_apart_from_one_out_of_time() -> None:
+    program, _ = knapsack(4)
+    program.at_most("nothing", [(variable, 1.0) for variable in program._variables], 0)
+    impossible = program.minimize(Deadline(10))
     assert impossible.infeasible
     assert impossible.bound == math.inf
     late = knapsack(4)[0].minimize(Deadline(0))
@@ -67,29 +67,29 @@ def test_an_impossible_programme_is_told_apart_from_one_out_of_time() -> None:
 
 
 def test_a_bound_cut_short_by_time_is_still_under_the_optimum() -> None:
-    programme, _ = knapsack(16)
-    result = programme.minimize(Deadline(0.001))
+    program, _ = knapsack(16)
+    result = program.minimize(Deadline(0.001))
     assert result.bound <= cheapest_cover(16) <= result.objective
 
 
 def test_cbc_proves_no_more_than_its_relaxation(monkeypatch: pytest.MonkeyPatch) -> None:
-    programme, _ = knapsack(10)
+    program, _ = knapsack(10)
     monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
-    result = programme.minimize(Deadline(20))
+    result = program.minimize(Deadline(20))
     assert result.found
     assert result.objective == cheapest_cover(10)
     assert result.bound <= result.objective
 
 
 def test_without_highs_and_cbc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    programme, _ = knapsack(4)
+    program, _ = knapsack(4)
     monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
     monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", "/no such program")
-    assert programme.minimize(Deadline(20)) == MilpResult(False, False, -math.inf, math.inf)
+    assert program.minimize(Deadline(20)) == MilpResult(False, False, -math.inf, math.inf)
 
 
-def test_a_programme_without_variables_says_whether_its_rows_hold() -> None:
-    holds, breaks = Programme("holds"), Programme("breaks")
+def test_a_program_without_variables_says_whether_its_rows_hold() -> None:
+    holds, breaks = IntegerProgram("holds"), IntegerProgram("breaks")
     holds.at_most("row", [], 1)
     breaks.at_most("row", [], -1)
     assert holds.minimize(Deadline(1)).found
@@ -97,40 +97,40 @@ def test_a_programme_without_variables_says_whether_its_rows_hold() -> None:
 
 
 def test_rows_that_must_reach_something_break_without_variables() -> None:
-    programme = Programme("reach")
-    programme.at_least("row", [], 1)
-    assert programme.minimize(Deadline(1)).infeasible
+    program = IntegerProgram("reach")
+    program.at_least("row", [], 1)
+    assert program.minimize(Deadline(1)).infeasible
 
 
 def test_a_search_that_is_stopped_returns_what_is_proven_so_far() -> None:
     # A market split (Cornuejols and Dawande 1998): small, and out of reach of branch and bound.
     random = np.random.default_rng(1)
-    programme = Programme("market_split")
-    chosen = [programme.binary("market", 1.0) for _ in range(50)]
+    program = IntegerProgram("market_split")
+    chosen = [program.binary("market", 1.0) for _ in range(50)]
     for row in random.integers(0, 100, size=(6, 50)).tolist():
-        for bound in (programme.at_least, programme.at_most):
+        for bound in (program.at_least, program.at_most):
             bound("split", zip(chosen, map(float, row), strict=True), sum(row) // 2)
     deadline = Deadline(60)
     threading.Timer(0.5, deadline.stop).start()
     started = time.monotonic()
-    result = programme.minimize(deadline)
+    result = program.minimize(deadline)
     assert time.monotonic() - started < 20
     assert not result.infeasible
     assert 0 <= result.bound <= 50
 
 
-def market_split(seed: int = 0) -> Programme:
+def market_split(seed: int = 0) -> IntegerProgram:
     """Meet five sums of random weights exactly, at least cost of slack: hours for any branch and bound."""
     random = Random(seed)
-    programme = Programme("market_split")
-    chosen = [programme.binary("shop", 0.0) for _ in range(40)]
+    program = IntegerProgram("market_split")
+    chosen = [program.binary("shop", 0.0) for _ in range(40)]
     for _ in range(5):
         weights = [float(random.randrange(100)) for _ in chosen]
-        short, over = programme.fraction("short", 1000.0), programme.fraction("over", 1000.0)
+        short, over = program.fraction("short", 1000.0), program.fraction("over", 1000.0)
         terms = [*zip(chosen, weights, strict=True), (short, 1000.0), (over, -1000.0)]
-        programme.at_least("sum", terms, sum(weights) // 2)
-        programme.at_most("sum", terms, sum(weights) // 2)
-    return programme
+        program.at_least("sum", terms, sum(weights) // 2)
+        program.at_most("sum", terms, sum(weights) // 2)
+    return program
 
 
 def hide_highs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +143,9 @@ def test_pulp_says_optimal_after_a_time_limit_and_is_not_believed(
 ) -> None:
     if backend == "CBC":
         hide_highs(monkeypatch)
-    programme = market_split()
-    result = programme.minimize(Deadline(0.5))
-    assert pulp.LpStatus[programme.problem.status] == "Optimal"
+    program = market_split()
+    result = program.minimize(Deadline(0.5))
+    assert pulp.LpStatus[program.problem.status] == "Optimal"
     assert result.found
     assert not result.infeasible
     assert result.bound < result.objective - 1

@@ -1,4 +1,4 @@
-"""Units in which integer programmes hold bytes and times."""
+"""Units in which integer programs hold bytes and times."""
 
 from __future__ import annotations
 

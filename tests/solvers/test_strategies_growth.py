@@ -1,4 +1,4 @@
-"""The three strategies of the introductory literature on uniform chains: exponents of judged schedules."""
+"""The three strategies of the introductory literature on uniform chains: exponents of simulated schedules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def equal_layers(count: int) -> sc.Chain:
     return sc.Chain([sc.Layer(f"l{i}", 1.0, 2.0, 4, 8) for i in range(count)], input_bytes=4)
 
 
-def judged(solver: str, lengths: Sequence[int]) -> list[sc.Simulation]:
+def simulated(solver: str, lengths: Sequence[int]) -> list[sc.Simulation]:
     answers = []
     for count in lengths:
         chain = equal_layers(count)
@@ -49,7 +49,7 @@ def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
 def test_memory_and_time_grow_as_the_literature_says(
     solver: str, lengths: list[int], memory: float, time: float
 ) -> None:
-    answers = judged(solver, lengths)
+    answers = simulated(solver, lengths)
     assert exponent(lengths, [answer.peak_bytes - 4 for answer in answers]) == pytest.approx(memory, abs=0.05)
     # The 2 n of the backward runs hide the square of short chains: count the forward runs.
     forward_runs = [answer.time - 2 * count for answer, count in zip(answers, lengths, strict=True)]
@@ -59,7 +59,7 @@ def test_memory_and_time_grow_as_the_literature_says(
 def test_keeping_nothing_takes_the_square_up_to_4096_layers_as_a_stream() -> None:
     totals = []
     for count in LENGTHS:
-        extra = sum(stop - start for verb, start, stop in sc.revolve_actions(count, 1) if verb == "forward")
+        extra = sum(stop - start for action, start, stop in sc.revolve_actions(count, 1) if action == "forward")
         totals.append(count + extra)
     assert totals == [count * (count + 1) // 2 for count in LENGTHS]
     assert exponent(LENGTHS, totals) == pytest.approx(2.0, abs=0.02)

@@ -1,4 +1,4 @@
-"""The published chain programme on a grid of memory slots: what the exact one is compared with.
+"""The published chain program on a grid of memory slots: what the exact one is compared with.
 
 All sizes are rounded up to slots, as in Beaumont et al. 2019 (arXiv 1911.13214), so that what
 it finds fits; its limits are those of this package's judge.
@@ -19,7 +19,7 @@ def grid_time(chain: Chain, budget_bytes: int, slots: int = 500) -> float:
     """
     layers = chain.layers
     if any(layer.modes or not layer.keeps_input for layer in layers):
-        raise ValueError("the grid programme knows layers of one mode that keep their input")
+        raise ValueError("the grid program knows layers of one mode that keep their input")
     free = budget_bytes - chain.graph.resident_bytes
     if free < 0:
         return float("inf")

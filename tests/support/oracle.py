@@ -3,8 +3,8 @@
 It shares no code with the package: it reads the plain data of `Graph.to_dict()` and has its
 own model of memory, written from the definition. Two independent parts check each other:
 
-- `start`, `step` and `check_end` are the definition taken literally, one verb at a time;
-  `peak_of` judges a list of verbs with them.
+- `start`, `step` and `check_end` are the definition taken literally, one action at a time;
+  `peak_of` judges a list of actions with them.
 - `best_schedule` is an A* search in bit masks over the same states; `optimum` and
   `least_peak` ask it.
 
@@ -37,17 +37,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-SPACES = ("any", "given order")
+SPACES = ("any", "input order")
 
 OracleVerb = tuple[str, str]
 """("compute", operation) or ("free", tensor)."""
 
 
 class Refused(Exception):
-    """A list of verbs breaks a rule; `index` is that of the verb, or the length at the end."""
+    """A list of actions breaks a rule; `index` is that of the action, or the length at the end."""
 
     def __init__(self, index: int, reason: str) -> None:
-        super().__init__(f"verb {index}: {reason}")
+        super().__init__(f"action {index}: {reason}")
         self.index = index
 
 
@@ -135,7 +135,7 @@ def read(data: Mapping) -> OracleGraph:
     )
 
 
-# The definition, one verb at a time.
+# The definition, one action at a time.
 
 
 class State(NamedTuple):
@@ -145,19 +145,19 @@ class State(NamedTuple):
 
 
 def start() -> State:
-    """Return the state before any verb."""
+    """Return the state before any action."""
     return State(frozenset(), frozenset())
 
 
-def step(graph: OracleGraph, state: State, verb: OracleVerb) -> tuple[State, int]:
-    """Return the state after a verb, and the bytes that it needs.
+def step(graph: OracleGraph, state: State, action: OracleVerb) -> tuple[State, int]:
+    """Return the state after an action, and the bytes that it needs.
 
     Raises
     ------
     ValueError
-        If the verb breaks a rule.
+        If the action breaks a rule.
     """
-    kind, name = verb
+    kind, name = action
     live = frozenset().union(*state.instances)
     if kind == "free":
         if name not in live:
@@ -211,28 +211,28 @@ def check_end(graph: OracleGraph, state: State) -> None:
         raise ValueError("a result is not live at the end")
 
 
-def peak_of(data: Mapping, verbs: Sequence[OracleVerb]) -> tuple[float, int]:
-    """Return time and peak of a list of verbs.
+def peak_of(data: Mapping, actions: Sequence[OracleVerb]) -> tuple[float, int]:
+    """Return time and peak of a list of actions.
 
     Raises
     ------
     Refused
-        At the first verb that breaks a rule.
+        At the first action that breaks a rule.
     """
     graph, state = read(data), start()
     time_of = {op.name: op.time for op in graph.operations}
     peak = graph.resident_bytes
-    for index, verb in enumerate(verbs):
+    for index, action in enumerate(actions):
         try:
-            state, needed = step(graph, state, verb)
+            state, needed = step(graph, state, action)
         except ValueError as error:
             raise Refused(index, str(error)) from None
         peak = max(peak, needed)
     try:
         check_end(graph, state)
     except ValueError as error:
-        raise Refused(len(verbs), str(error)) from None
-    return math.fsum(time_of[name] for kind, name in verbs if kind == "compute"), peak
+        raise Refused(len(actions), str(error)) from None
+    return math.fsum(time_of[name] for kind, name in actions if kind == "compute"), peak
 
 
 # The search.
@@ -245,30 +245,30 @@ def optimum(data: Mapping, budget_bytes: int, space: str = "any") -> float | Non
 
 
 def best_schedule(data: Mapping, budget_bytes: int, space: str = "any") -> tuple[float, list[OracleVerb]] | None:
-    """Return the least time within the budget, and verbs that take it; None if none fits.
+    """Return the least time within the budget, and actions that take it; None if none fits.
 
-    Spaces: "any" is every schedule; in "given order" the first runs of tasks stand in the
+    Spaces: "any" is every schedule; in "input order" the first runs of tasks stand in the
     order of their default operations, tasks that never run left out.
     """
     search = _Search(read(data), space)
-    verbs = search.run(budget_bytes)
-    return None if verbs is None else (search.time(verbs), verbs)
+    actions = search.run(budget_bytes)
+    return None if actions is None else (search.time(actions), actions)
 
 
 def least_peak(data: Mapping, space: str = "any") -> int:
     """Return the smallest budget for which a schedule exists."""
     search = _Search(read(data), space, timed=False)
-    verbs = search.run(math.inf)
-    if verbs is None:
+    actions = search.run(math.inf)
+    if actions is None:
         raise ValueError(f"no schedule exists in space {space!r}")
-    low, high = search.graph.resident_bytes, peak_of(data, verbs)[1]
+    low, high = search.graph.resident_bytes, peak_of(data, actions)[1]
     while low < high:
         budget = (low + high) // 2
-        verbs = search.run(budget)
-        if verbs is None:
+        actions = search.run(budget)
+        if actions is None:
             low = budget + 1
         else:
-            high = peak_of(data, verbs)[1]
+            high = peak_of(data, actions)[1]
     return high
 
 
@@ -312,11 +312,11 @@ class _Search:
         self.began = 1 << 2 * n
         self.required = sum(1 << i for i in graph.required)
         self.forward_tasks = sum(1 << n + task for task in graph.forward_tasks)
-        given = space == "given order"
+        given = space == "input order"
         two_phases = any(op.backward for op in graph.operations)
         tracked = {graph.task[i] for i, op in enumerate(graph.operations) if given or (two_phases and not op.backward)}
         # A required operation that has run, or a forward task that has, only allows more;
-        # but not one whose output can never be made again, and no task in given order.
+        # but not one whose output can never be made again, and no task in input order.
         self.allowing = sum(
             1 << i for i in graph.required if graph.operations[i].repeatable or not graph.operations[i].outputs
         ) | (0 if given else sum(1 << n + task for task in tracked))
@@ -334,7 +334,7 @@ class _Search:
         self.bounds: dict[tuple[int, int], float] = {}
 
     def run(self, budget: float) -> list[OracleVerb] | None:
-        """Return verbs of the least time within the budget; None if there are none."""
+        """Return actions of the least time within the budget; None if there are none."""
         first: Node = (0, (), 0)
         if self.graph.resident_bytes > budget:
             return None
@@ -345,7 +345,7 @@ class _Search:
             _, _, time, node, path = heapq.heappop(heap)
             live, _, history = node
             if self.required & ~history == 0 and self.results & ~live == 0:
-                return self._verbs(path)
+                return self._actions(path)
             peers = closed.setdefault(history & ~self.allowing, [])
             if self._is_dominated(time, node, peers):
                 continue
@@ -357,10 +357,10 @@ class _Search:
                     heapq.heappush(heap, (later + self._bound(after), number, later, after, (path, freed, i)))
         return None
 
-    def time(self, verbs: Iterable[OracleVerb]) -> float:
+    def time(self, actions: Iterable[OracleVerb]) -> float:
         """Return the sum of the times of all runs."""
         time_of = {op.name: op.time for op in self.graph.operations}
-        return math.fsum(time_of[name] for kind, name in verbs if kind == "compute")
+        return math.fsum(time_of[name] for kind, name in actions if kind == "compute")
 
     def _steps(self, node: Node, budget: float) -> Iterator[tuple[int, int, Node]]:
         """Yield each run that the rules allow next: operation, tensors freed before, node after."""
@@ -472,13 +472,13 @@ class _Search:
             later_tasks=sum(1 << n + other for other in tracked if other > default) if given else 0,
         )
 
-    def _verbs(self, path: tuple | None) -> list[OracleVerb]:
+    def _actions(self, path: tuple | None) -> list[OracleVerb]:
         parts: list[list[OracleVerb]] = []
         while path is not None:
             path, freed, i = path
             frees = [("free", self.names[t]) for t in _positions(freed)]
             parts.append([*frees, ("compute", self.graph.operations[i].name)])
-        return [verb for part in reversed(parts) for verb in part]
+        return [action for part in reversed(parts) for action in part]
 
 
 def _subsets(mask: int) -> Iterator[int]:

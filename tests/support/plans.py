@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import scheduler as sc
 from scheduler.problem import Problem
-from scheduler.solution import Proposal, judge
+from scheduler.solution import Proposal, grade
 from tests.support.training_graphs import uniform_chain
 
 TWICE = sc.Schedule.from_text("+f0\n+f1\n-x1\n+loss\n-x2\n+f0\n+b1\n-g2\n-x1\n+b0\n-g1")
@@ -14,7 +14,7 @@ TWICE = sc.Schedule.from_text("+f0\n+f1\n-x1\n+loss\n-x2\n+f0\n+b1\n-g2\n-x1\n+b
 def plan_of_schedule(graph: sc.Graph, schedule: sc.Schedule, budget_bytes: int) -> sc.Plan:
     """The plan that a schedule amounts to, with no more proof than the judge has."""
     proposal = Proposal(schedule, "any order")
-    return sc.Plan.of(graph, judge(Problem(graph, budget_bytes), proposal, solver="by hand", seconds=0.25))
+    return sc.Plan.of(graph, grade(Problem(graph, budget_bytes), proposal, solver="by hand", seconds=0.25))
 
 
 def twice_plan() -> sc.Plan:

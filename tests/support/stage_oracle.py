@@ -1,4 +1,4 @@
-"""Every schedule of stages of a small graph, judged one by one, and what holds a solver to the best of them."""
+"""Every schedule of stages of a small graph, simulated one by one, and what holds a solver to the best of them."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def best_of_all_stages(graph: sc.Graph, budget: int, *, most_runs: int = 99) -> 
             continue
         runs = [k for t in stages for k in range(count) if k == t or (t, k) in again]
         try:
-            judged = sc.simulate(graph, schedule_from_runs(graph, runs))
+            simulated = sc.simulate(graph, schedule_from_runs(graph, runs))
         except InvalidScheduleError:
             continue
-        if judged.peak_bytes <= budget:
-            best = min(best, judged.time)
+        if simulated.peak_bytes <= budget:
+            best = min(best, simulated.time)
     return best
 
 
@@ -65,5 +65,5 @@ def check_against_all_stages(propose: Propose, graph: sc.Graph, tighter: int, *,
         assert proposal.schedule is None
     else:
         assert proposal.schedule is not None
-        judged = sc.simulate(graph, proposal.schedule)
-        assert (judged.time, judged.peak_bytes <= budget) == (best, True)
+        simulated = sc.simulate(graph, proposal.schedule)
+        assert (simulated.time, simulated.peak_bytes <= budget) == (best, True)

@@ -162,13 +162,13 @@ def _layers(draw: st.DrawFn, max_modes: int) -> Layer:
 
 
 @st.composite
-def verb_sequences(draw: st.DrawFn, graph: Graph, max_verbs: int = 24) -> Schedule:
-    """Draw verbs of which most could come next, and a few could not."""
+def action_sequences(draw: st.DrawFn, graph: Graph, max_actions: int = 24) -> Schedule:
+    """Draw actions of which most could come next, and a few could not."""
     computes = [Compute(op.name) for op in graph.operations]
     frees = [Free(tensor.name) for tensor in graph.tensors]
     live = set(graph.resident)
-    verbs = []
-    for _ in range(draw(st.integers(0, max_verbs))):
+    actions = []
+    for _ in range(draw(st.integers(0, max_actions))):
         runnable = [
             Compute(op.name)
             for op in graph.operations
@@ -177,13 +177,13 @@ def verb_sequences(draw: st.DrawFn, graph: Graph, max_verbs: int = 24) -> Schedu
         free = [Free(tensor.name) for tensor in graph.tensors if tensor.name in live - set(graph.resident)]
         kind = draw(st.integers(0, 60))
         choices = [] if kind == 0 else (runnable or free) if kind < 40 else (free or runnable)
-        verb = draw(st.sampled_from(choices or [*computes, *frees]))
-        verbs.append(verb)
-        if isinstance(verb, Compute):
-            live |= set(graph.operation(verb.operation).outputs)
+        action = draw(st.sampled_from(choices or [*computes, *frees]))
+        actions.append(action)
+        if isinstance(action, Compute):
+            live |= set(graph.operation(action.operation).outputs)
         else:
-            live.discard(verb.tensor)
-    return Schedule(verbs)
+            live.discard(action.tensor)
+    return Schedule(actions)
 
 
 def _tensor(draw: st.DrawFn, name: str, tensors: list[Tensor], near: list[str]) -> str:

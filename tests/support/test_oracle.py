@@ -63,7 +63,7 @@ def test_the_order_of_first_runs_matters() -> None:
     )
     # Branch by branch, each once: at most p, b, q = 10 bytes.
     assert oracle.optimum(branches, 10, ANY) == 7
-    # In given order b first runs before p. 17 bytes hold a, b and p during p; with 16, b is
+    # In input order b first runs before p. 17 bytes hold a, b and p during p; with 16, b is
     # dropped before p and made again; with 10, a is dropped before b, too: 7 + 1 + 3.
     assert oracle.optimum(branches, 17, GIVEN) == 7
     assert oracle.optimum(branches, 16, GIVEN) == 8
@@ -80,8 +80,8 @@ def test_a_view_costs_nothing_and_holds_its_source() -> None:
         "z",
     )
     # x and v are one instance of 4 bytes; v alone holds it, so y stands beside it.
-    verbs = [*compute("make", "view"), ("free", "x"), *compute("y", "end")]
-    assert oracle.peak_of(view, verbs) == (3, 5)
+    actions = [*compute("make", "view"), ("free", "x"), *compute("y", "end")]
+    assert oracle.peak_of(view, actions) == (3, 5)
     assert oracle.least_peak(view) == 5
 
 
@@ -174,11 +174,11 @@ def test_the_search_finds_what_the_literal_definition_allows(graph: Graph, space
 def test_the_schedule_found_is_worth_what_the_oracle_says(graph: Graph, space: str, more: int) -> None:
     plain = graph.to_dict()
     budget = oracle.least_peak(plain, space) + more
-    time, verbs = oracle.best_schedule(plain, budget, space)
-    judged_time, peak = oracle.peak_of(plain, verbs)
-    assert time == judged_time
+    time, actions = oracle.best_schedule(plain, budget, space)
+    simulated_time, peak = oracle.peak_of(plain, actions)
+    assert time == simulated_time
     assert peak <= budget
-    assert space == ANY or first_runs(plain, verbs) == sorted(first_runs(plain, verbs))
+    assert space == ANY or first_runs(plain, actions) == sorted(first_runs(plain, actions))
 
 
 @settings(max_examples=150, deadline=None)
@@ -200,9 +200,9 @@ def test_a_larger_budget_is_never_slower(graph: Graph, space: str) -> None:
 
 
 def literal_optimum(data: dict, budget: int, space: str) -> float | None:
-    """Dijkstra over `oracle.step`: every verb at every state, nothing left out."""
+    """Dijkstra over `oracle.step`: every action at every state, nothing left out."""
     graph = oracle.read(data)
-    verbs = [("compute", op.name) for op in graph.operations] + [("free", name) for name in graph.storage]
+    actions = [("compute", op.name) for op in graph.operations] + [("free", name) for name in graph.storage]
     time_of = {op.name: op.time for op in graph.operations}
     number = itertools.count()
     heap = [(0.0, next(number), oracle.start())] if graph.resident_bytes <= budget else []
@@ -218,7 +218,7 @@ def literal_optimum(data: dict, budget: int, space: str) -> float | None:
             pass
         else:
             return time
-        for kind, name in verbs:
+        for kind, name in actions:
             try:
                 after, needed = oracle.step(graph, state, (kind, name))
             except ValueError:
@@ -230,8 +230,8 @@ def literal_optimum(data: dict, budget: int, space: str) -> float | None:
     return None
 
 
-def first_runs(data: dict, verbs: list[oracle.OracleVerb]) -> list[int]:
+def first_runs(data: dict, actions: list[oracle.OracleVerb]) -> list[int]:
     """Return the tasks, by the position of their default, in the order of their first runs."""
     graph = oracle.read(data)
     position = {op.name: i for i, op in enumerate(graph.operations)}
-    return list(dict.fromkeys(graph.task[position[name]] for kind, name in verbs if kind == "compute"))
+    return list(dict.fromkeys(graph.task[position[name]] for kind, name in actions if kind == "compute"))

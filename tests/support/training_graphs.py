@@ -19,7 +19,7 @@ def uniform_chain(layers: int, *, size: int = 4, forward: float = 1.0, backward:
 
 
 def conv_net(blocks: int, *, width: int = 64) -> sc.Graph:
-    """Residual blocks of convolution, normalisation and ReLU: the cheap half is worth recomputing."""
+    """Residual blocks of convolution, normalization and ReLU: the cheap half is worth recomputing."""
     tensors = [sc.Tensor("x0", width), sc.Tensor("loss", 1)]
     forward: list[sc.Operation] = []
     backward: list[sc.Operation] = []

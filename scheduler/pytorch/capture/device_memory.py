@@ -34,12 +34,12 @@ class DeviceMemory:
     ----------
     tensors : tuple of Tensor
         Named "reserve", and "optimizer:" with the name of a parameter.
-    existing_gradients : bool
+    accumulate_gradients : bool
         Whether every trained tensor has a `.grad` already, to which the step adds.
     """
 
     tensors: tuple[Tensor, ...] = ()
-    existing_gradients: bool = False
+    accumulate_gradients: bool = False
 
 
 NOTHING_BESIDE = DeviceMemory()
@@ -49,7 +49,7 @@ def read_device_memory(
     model: object,
     reserve: int | str = 0,
     optimizer: Optimizer | None = None,
-    existing_gradients: bool = False,
+    accumulate_gradients: bool = False,
 ) -> DeviceMemory:
     """Return what stands beside the step of a model.
 
@@ -61,7 +61,7 @@ def read_device_memory(
         Bytes, as an int or as text such as "1GiB".
     optimizer : torch.optim.Optimizer, optional
         Its state counts for each of its parameters that requires a gradient.
-    existing_gradients : bool
+    accumulate_gradients : bool
 
     Raises
     ------
@@ -80,7 +80,7 @@ def read_device_memory(
             raise InvalidOptionError(f"{type(optimizer).__name__} wraps another optimizer: give that one")
         names = _parameter_names(model)
         tensors += [Tensor(f"{OPTIMIZER}{name}", size) for name, size in _state_sizes(optimizer, names) if size]
-    return DeviceMemory(tuple(tensors), bool(existing_gradients))
+    return DeviceMemory(tuple(tensors), bool(accumulate_gradients))
 
 
 def memory_beside(graph: Graph) -> DeviceMemory:

@@ -129,12 +129,12 @@ class _Lowering:
                 self._add_call(node, "backward", None, begin)
                 self._add_accumulations(groups.get(node, ()), begin)
         gradients = tuple(self.tensor_of[node] for _, node in joint.gradients)
-        made = [tensor for i, tensor in enumerate(gradients) if i not in self.existing_gradients]
+        made = [tensor for i, tensor in enumerate(gradients) if i not in self.accumulate_gradients]
         held = [tensor for tensor in self.tangents if self.tensors[tensor].size_bytes <= _SCALAR_BYTES]
         graph = Graph(
             operations=tuple(self.operations),
             tensors=tuple(self.tensors.values()),
-            resident=(*resident, *self.standing, *self.existing_gradients.values()),
+            resident=(*resident, *self.standing, *self.accumulate_gradients.values()),
             results=tuple(dict.fromkeys([*self.returned, *made, *held])),
             required=tuple(self.required),
             name=name,
@@ -199,10 +199,10 @@ class _Lowering:
         """Changed placeholders whose snapshot is not made yet."""
         self.snapshots: dict[fx.Node, str] = {}
         self.standing = [self._add_tensor(tensor.name, tensor.size_bytes) for tensor in self.memory.tensors]
-        self.existing_gradients = {
+        self.accumulate_gradients = {
             i: self._add_existing_gradient(trained)
             for i, (trained, _) in enumerate(self.joint.gradients)
-            if self.memory.existing_gradients and self.joint.sources[trained].kind != "input"
+            if self.memory.accumulate_gradients and self.joint.sources[trained].kind != "input"
         }
         """By the position of the gradient that is added to it."""
         return resident
@@ -215,8 +215,8 @@ class _Lowering:
     def _groups_to_accumulate(self, calls: list[fx.Node]) -> dict[fx.Node | None, list[tuple[int, ...]]]:
         """Return the groups of gradients to hand over, by the call that makes the last of each."""
         place = {node: position for position, node in enumerate(calls)}
-        made = {i: place.get(owner(self.joint.gradients[i][1]), -1) for i in self.existing_gradients}
-        sizes = {i: self.tensors[name].size_bytes for i, name in self.existing_gradients.items()}
+        made = {i: place.get(owner(self.joint.gradients[i][1]), -1) for i in self.accumulate_gradients}
+        sizes = {i: self.tensors[name].size_bytes for i, name in self.accumulate_gradients.items()}
         after: dict[fx.Node | None, list[tuple[int, ...]]] = {}
         for group in group_gradients(made, sizes):
             last = made[group[-1]]
@@ -226,7 +226,7 @@ class _Lowering:
     def _add_accumulations(self, groups: Iterable[tuple[int, ...]], begin: str) -> None:
         for group in groups:
             inputs = [self.tensor_of[self.joint.gradients[i][1]] for i in group]
-            inputs += [self.existing_gradients[i] for i in group]
+            inputs += [self.accumulate_gradients[i] for i in group]
             if not self.made_backward.intersection(inputs):
                 inputs.append(begin)
             self.accumulations += 1

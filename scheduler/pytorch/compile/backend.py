@@ -67,13 +67,13 @@ def backend(
         What runs the plan: generated code that calls operators one by one, with the peak
         that the plan says; or Inductor's kernels, with the saved tensors and recomputations
         that the plan says. There the memory kept between forward and backward can be
-        predicted (`PlannedGraph.boundary_bytes`); the peak depends on what Inductor fuses.
+        predicted (`PlannedGraph.saved_bytes`); the peak depends on what Inductor fuses.
     graph_breaks : "error" or "share"
         What to do where a step runs several planned graphs, or one several times, before
         its backward: raise, saying where the break is; or share the budget between them in
         proportion to what each adds. A graph becomes known when it first runs, so the first
         step may exceed a shared budget. Inductor cannot plan a graph again: there only a
-        budget in per cent, which every graph keeps for itself, can be shared.
+        budget in percent, which every graph keeps for itself, can be shared.
     costs : "flops" or "measured"
         As for `trace`.
     reserve, optimizer
@@ -112,7 +112,7 @@ def backend(
     if compiler == "inductor" and graph_breaks == "share" and not is_relative(budget):
         raise InvalidOptionError(
             "graphs that Inductor has compiled cannot be planned again for a smaller share of bytes:"
-            ' give the budget in per cent, or take compiler="eager"'
+            ' give the budget in percent, or take compiler="eager"'
         )
     memory = read_device_memory((), reserve, optimizer)
     return Backend(compiler, graph_breaks, costs, memory, Shares(budget, memory), options)

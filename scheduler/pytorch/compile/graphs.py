@@ -44,15 +44,15 @@ class PlannedGraph:
     plan: Plan
 
     @property
-    def boundary_bytes(self) -> int:
+    def saved_bytes(self) -> int:
         """Bytes that stand between forward and backward: what is saved, and the outputs."""
-        return simulate(self.plan.graph, self.plan.schedule).boundary_bytes
+        return simulate(self.plan.graph, self.plan.schedule).saved_bytes
 
     def __str__(self) -> str:
         plan = self.plan
         return (
             f"graph {self.name} ({self.place}): peak {format_bytes(plan.peak_bytes)} instead of"
-            f" {format_bytes(plan.baseline_peak_bytes)}, {format_bytes(self.boundary_bytes)} between forward and"
+            f" {format_bytes(plan.baseline_peak_bytes)}, {format_bytes(self.saved_bytes)} between forward and"
             f" backward, overhead {plan.overhead:.2%}, {plan.status.name}"
         )
 
@@ -106,7 +106,7 @@ class CompiledGraph:
 class Shares:
     """A budget and the graphs that share it.
 
-    A budget in per cent is every graph's own. Of a budget in bytes each gets its inputs and
+    A budget in percent is every graph's own. Of a budget in bytes each gets its inputs and
     a part of the rest, in proportion to what saving everything would add there: the graphs
     of one step, all at their peaks at once, then fit the whole.
     """
@@ -140,7 +140,7 @@ class Shares:
 
 
 def is_relative(budget: int | str) -> bool:
-    """Return whether a budget is in per cent of what saving everything adds."""
+    """Return whether a budget is in percent of what saving everything adds."""
     return isinstance(budget, str) and budget.strip().endswith("%")
 
 

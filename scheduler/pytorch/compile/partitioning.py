@@ -198,11 +198,11 @@ class _Splitter:
         }
         self.made.update({name: self.inputs[node] for name, node in self.captured.lowered.resident.items()})
         early: set[fx.Node] = set()
-        for verb in self.schedule:
-            if not isinstance(verb, Compute):
-                self.live.discard(verb.tensor)
+        for action in self.schedule:
+            if not isinstance(action, Compute):
+                self.live.discard(action.tensor)
                 continue
-            i = self.captured.graph.index.operation_ids[verb.operation]
+            i = self.captured.graph.index.operation_ids[action.operation]
             if self.operations[i].phase == "backward" and not early:
                 self._write_updates()
                 early.update(self.graph.nodes)

@@ -1,7 +1,7 @@
 """What single operations cost: measured, or computed from FLOPs.
 
 FLOPs alone call a third to a half of a step's time free, because elementwise operations,
-normalisations and copies have none: count FLOPs to compare work, measure to lose little time.
+normalizations and copies have none: count FLOPs to compare work, measure to lose little time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From a captured step and a schedule to Python code: one forward and a list of backward segments.
 
-The code does what the schedule says, verb by verb: a `Compute` becomes a call, a `Free`
+The code does what the schedule says, action by action: a `Compute` becomes a call, a `Free`
 becomes `name = None`. Nothing interprets it at run time. A segment ends where the schedule
 adds gradients to existing ones; where it does not, after a group of gradients that neither it
 nor their parameters are read any more.
@@ -30,8 +30,8 @@ from scheduler.pytorch.capture.operators import aten
 from scheduler.pytorch.execute.program import Code, Forward, Program, Segment
 from scheduler.schedule import Compute, Schedule
 
-Verbs = Sequence[tuple[int, str]]
-"""The operation that each verb runs, or -1 and the tensor that it frees."""
+Actions = Sequence[tuple[int, str]]
+"""The operation that each action runs, or -1 and the tensor that it frees."""
 
 
 _HANDED_AT_ONCE = 2**20
@@ -45,7 +45,7 @@ def generate(capture: Capture, schedule: Schedule) -> Program:
     ----------
     capture : Capture
     schedule : Schedule
-        Of `capture.graph`, judged valid.
+        Of `capture.graph`, simulated valid.
     """
     return _Generator(capture, schedule).run()
 
@@ -84,12 +84,12 @@ class _Generator:
         self.constant_names: dict[object, str] = {}
         self.variables = {tensor.name: f"t{i}" for i, tensor in enumerate(self.graph.tensors)}
         self.storage = {tensor.name: tensor.storage for tensor in self.graph.tensors}
-        self.verbs = [
-            (self.index.operation_ids[verb.operation], "") if isinstance(verb, Compute) else (-1, verb.tensor)
-            for verb in schedule
+        self.actions = [
+            (self.index.operation_ids[action.operation], "") if isinstance(action, Compute) else (-1, action.tensor)
+            for action in schedule
         ]
         self.runs = [0] * len(self.graph.operations)
-        for i, _ in self.verbs:
+        for i, _ in self.actions:
             if i >= 0:
                 self.runs[i] += 1
         self.elided: dict[str, str] = {}
@@ -106,11 +106,11 @@ class _Generator:
         self._find_elided_snapshots()
         boundary = next(
             position
-            for position, (i, _) in enumerate(self.verbs)
+            for position, (i, _) in enumerate(self.actions)
             if i >= 0 and self.graph.operations[i].phase == "backward"
         )
-        forward_part = self._emit(self.verbs[:boundary])
-        parts = [self._emit(verbs, gradients) for verbs, gradients in self._split(self.verbs[boundary:])]
+        forward_part = self._emit(self.actions[:boundary])
+        parts = [self._emit(actions, gradients) for actions, gradients in self._split(self.actions[boundary:])]
         segments = self._segments(parts)
         outputs = self.capture.lowered.output_tensors
         returned = tuple(name if name in self.resident else f"{name}:returned" for name in outputs)
@@ -118,24 +118,24 @@ class _Generator:
         tangents = next(x for x in self.capture.instructions if isinstance(x, Tangents))
         return Program(forward, segments, outputs, tangents)
 
-    def _split(self, verbs: Verbs) -> list[tuple[Verbs, tuple[int, ...]]]:
+    def _split(self, actions: Actions) -> list[tuple[Actions, tuple[int, ...]]]:
         """Cut after each run that is followed by handing gradients over, and what is freed then."""
-        handed = self._handed_by_schedule(verbs) or self._handed_when_spent(verbs)
+        handed = self._handed_by_schedule(actions) or self._handed_when_spent(actions)
         parts = []
         start = 0
         for position in sorted(handed):
-            later = range(position + 1, len(verbs))
-            end = next((other for other in later if verbs[other][0] >= 0), len(verbs))
-            parts.append((verbs[start:end], handed[position]))
+            later = range(position + 1, len(actions))
+            end = next((other for other in later if actions[other][0] >= 0), len(actions))
+            parts.append((actions[start:end], handed[position]))
             start = end
-        return [*parts, (verbs[start:], ())] if start < len(verbs) else parts
+        return [*parts, (actions[start:], ())] if start < len(actions) else parts
 
-    def _handed_by_schedule(self, verbs: Verbs) -> dict[int, tuple[int, ...]]:
+    def _handed_by_schedule(self, actions: Actions) -> dict[int, tuple[int, ...]]:
         """Return the gradients that the schedule itself hands over, by the position of the run."""
-        runs = {position: self.capture.instructions[i] for position, (i, _) in enumerate(verbs) if i >= 0}
+        runs = {position: self.capture.instructions[i] for position, (i, _) in enumerate(actions) if i >= 0}
         return {position: run.gradients for position, run in runs.items() if isinstance(run, Accumulate)}
 
-    def _handed_when_spent(self, verbs: Verbs) -> dict[int, tuple[int, ...]]:
+    def _handed_when_spent(self, actions: Actions) -> dict[int, tuple[int, ...]]:
         """Return groups of gradients by the position of the run after which they may go.
 
         By then nothing reads a gradient or its parameter any more, so hooks may change both.
@@ -145,7 +145,7 @@ class _Generator:
         joint, tensors = self.capture.joint, self.capture.lowered.gradient_tensors
         placeholders = {node: name for name, node in self.capture.lowered.resident.items()}
         last: dict[str | None, int] = {}
-        for position, (i, _) in enumerate(verbs):
+        for position, (i, _) in enumerate(actions):
             if i >= 0:
                 operation = self.graph.operations[i]
                 last |= {self.storage[tensor]: position for tensor in (*operation.inputs, *operation.outputs)}
@@ -175,23 +175,23 @@ class _Generator:
                 for j, other in enumerate(self.capture.instructions)
                 if isinstance(other, Update) and other.target == instruction.source
             }
-            written = min(position for position, (j, _) in enumerate(self.verbs) if j in updates)
+            written = min(position for position, (j, _) in enumerate(self.actions) if j in updates)
             last_read = max(
                 position
-                for position, (j, _) in enumerate(self.verbs)
+                for position, (j, _) in enumerate(self.actions)
                 if j >= 0 and (j == i or views.intersection(self.graph.operations[j].inputs))
             )
             if last_read < written and not views & results:
                 self.elided[instruction.tensor] = instruction.source
 
-    def _emit(self, verbs: Verbs, gradients: tuple[int, ...] = ()) -> _Part:
-        """Return the code for these verbs, after which these gradients are handed over."""
+    def _emit(self, actions: Actions, gradients: tuple[int, ...] = ()) -> _Part:
+        """Return the code for these actions, after which these gradients are handed over."""
         lines: list[str] = []
         self.reads = {}
         self.made = set()
         before = list(self.live)
         freed: list[str] = []
-        for i, tensor in verbs:
+        for i, tensor in actions:
             if i < 0:
                 if tensor in self.live:
                     del self.live[tensor]

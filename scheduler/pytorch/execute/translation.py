@@ -36,8 +36,8 @@ def translate_schedule(schedule: Schedule, planned: Graph, fresh: Graph) -> Sche
         for a, b in zip(one.outputs, other.outputs, strict=True)
     }
     return Schedule(
-        Compute(operations[verb.operation]) if isinstance(verb, Compute) else Free(tensors[verb.tensor])
-        for verb in schedule
+        Compute(operations[action.operation]) if isinstance(action, Compute) else Free(tensors[action.tensor])
+        for action in schedule
     )
 
 

@@ -1,4 +1,4 @@
-"""One plan for all processes: made once, sent as text, judged and compared by each.
+"""One plan for all processes: made once, sent as text, simulated and compared by each.
 
 A plan that each process made for itself could differ in its random numbers, in what its clock
 measured and in when its time was up; processes that follow different plans meet in different

@@ -67,7 +67,7 @@ class TransformersCallback(TrainerCallback):
             loss=_own_loss,
             wrap=lambda loss: ModelOutput(loss=loss),  # type: ignore[no-untyped-call]
             optimizer=getattr(optimizer, "optimizer", optimizer),
-            existing_gradients=args.gradient_accumulation_steps > 1,
+            accumulate_gradients=args.gradient_accumulation_steps > 1,
             **with_buckets(self.options, kwargs["model"]),
         )
 

@@ -62,7 +62,7 @@ class LightningCallback(Callback):
             pl_module.get_submodule(self.module),
             self.budget,
             optimizer=trainer.optimizers[0],
-            existing_gradients=trainer.accumulate_grad_batches > 1,
+            accumulate_gradients=trainer.accumulate_grad_batches > 1,
             **options,
         )
 

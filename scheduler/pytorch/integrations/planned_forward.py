@@ -51,7 +51,7 @@ class PlannedForward:
     wrap : callable, optional
         Makes what the module's callers expect of what the planned one returns.
     optimizer : torch.optim.Optimizer, optional
-    existing_gradients : bool
+    accumulate_gradients : bool
     **options
         `on_mismatch`, `costs`, `reserve`, and those of `make_plan`, as for `checkpointed`;
         `on_mismatch` is "plan" by default where it may be: with a budget, in one process.
@@ -70,11 +70,11 @@ class PlannedForward:
         loss: Callable[..., Tensor] | None = None,
         wrap: Callable[[Any], object] | None = None,
         optimizer: Optimizer | None = None,
-        existing_gradients: bool = False,
+        accumulate_gradients: bool = False,
         **options: Unpack[ForwardOptions],
     ) -> None:
         self.module, self.budget, self.loss = module, budget, loss
-        self.optimizer, self.existing_gradients, self.options = optimizer, existing_gradients, options
+        self.optimizer, self.accumulate_gradients, self.options = optimizer, accumulate_gradients, options
         self.planned: CheckpointedModule | None = None
         self._own = vars(module).get("forward")
         body, plain = _Body(module), module.forward
@@ -113,8 +113,8 @@ class PlannedForward:
         on_mismatch = options.pop("on_mismatch", "plan" if is_made and not is_shared else "error")
         if is_made:
             # Buckets are a standing set of gradients, to which groups are added as they are made.
-            existing = self.existing_gradients or is_shared
-            options |= {"optimizer": self.optimizer, "existing_gradients": existing}
+            existing = self.accumulate_gradients or is_shared
+            options |= {"optimizer": self.optimizer, "accumulate_gradients": existing}
         if not is_shared:
             return checkpointed(body, self.budget, args, kwargs, loss=self.loss, on_mismatch=on_mismatch, **options)
         if on_mismatch == "plan":

@@ -2,7 +2,7 @@
 
 Both exports lose something against the plan: torch recomputes a checkpointed region as a
 whole, once, when its backward begins. It keeps what the region makes until then, runs nothing
-a second time, and keeps the given order. Nothing promises the plan's peak; measure.
+a second time, and keeps the input order. Nothing promises the plan's peak; measure.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def selective_contexts(plan: Plan, module: str = "") -> Callable[[], Contexts]:
 
     >>> checkpoint(block, x, use_reentrant=False, context_fn=selective_contexts(plan, "h.3"))  # doctest: +SKIP
 
-    An operator call is recognised by its name, the shapes that it reads, and its number among
-    those alike in its region. What is not recognised, views and random draws are recomputed;
+    An operator call is recognized by its name, the shapes that it reads, and its number among
+    those alike in its region. What is not recognized, views and random draws are recomputed;
     batch norms and changes of counters are saved, since running them again would update
     statistics twice.
 

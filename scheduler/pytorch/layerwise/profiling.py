@@ -47,7 +47,7 @@ def profile_layers(
     loss: Callable[..., Tensor] | None = None,
     reserve: int | str = 0,
     optimizer: Optimizer | None = None,
-    existing_gradients: bool = False,
+    accumulate_gradients: bool = False,
 ) -> Chain:
     """Measure what each layer of a model costs, forward and backward.
 
@@ -68,7 +68,7 @@ def profile_layers(
         The arguments of one call. The batch counts as resident.
     loss : callable, optional
         Makes the scalar loss of the last output; it becomes the last layer.
-    reserve, optimizer, existing_gradients
+    reserve, optimizer, accumulate_gradients
         As for `trace`. Gradients are added to existing ones layer by layer.
 
     Returns
@@ -97,7 +97,7 @@ def profile_layers(
     >>> [(layer.name, layer.output_bytes) for layer in chain.layers]
     [('0.Linear', 64), ('1.Tanh+2.Flatten', 64), ('3.Linear', 8), ('loss', 4)]
     """
-    memory = read_device_memory(layers, reserve, optimizer, existing_gradients)
+    memory = read_device_memory(layers, reserve, optimizer, accumulate_gradients)
     return profile(layers, args, kwargs, loss, timed=True, memory=memory).chain
 
 
@@ -203,7 +203,7 @@ class _Measurer:
         self.links = survey.links()
         self.timed = timed
         self.memory = memory
-        self.existing_gradients: list[GraphTensor] = []
+        self.accumulate_gradients: list[GraphTensor] = []
         self.trained = [
             [*dict.fromkeys([*link.trainable(), *survey.trained(number)])] for number, link in enumerate(self.links)
         ]
@@ -253,7 +253,7 @@ class _Measurer:
             tuple(reversed(layers)),
             input_bytes,
             input_needs_gradient=any(boundaries[0].differentiable),
-            resident=(*self.memory.tensors, *self.existing_gradients),
+            resident=(*self.memory.tensors, *self.accumulate_gradients),
             name=name,
         )
         extras = (trained[len(link.trainable()) :] for link, trained in zip(self.links, self.trained, strict=True))
@@ -359,15 +359,15 @@ class _Measurer:
                 continue
             self.with_gradient.add(parameter)
             existing += size
-            if self.memory.existing_gradients and self.users[parameter] == 1:
+            if self.memory.accumulate_gradients and self.users[parameter] == 1:
                 continue
             if _is_laid_out_alike(gradient, parameter):
                 staying.append(gradient)
             else:
                 copied += size
                 extra += gradient.untyped_storage().nbytes()
-        if existing and self.memory.existing_gradients:
-            self.existing_gradients.append(GraphTensor(f"{GRADIENT}{link.name}", existing))
+        if existing and self.memory.accumulate_gradients:
+            self.accumulate_gradients.append(GraphTensor(f"{GRADIENT}{link.name}", existing))
         return self._bytes(staying) + copied, extra
 
     def _bytes(self, tensors: Iterable[Tensor]) -> int:

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 from scheduler.errors import PlanMismatchError
 from scheduler.graph import Graph
 from scheduler.graph.chain import LoweredChain
-from scheduler.schedule import Compute, Free, Schedule, Verb, schedule_from_runs
+from scheduler.schedule import Action, Compute, Free, Schedule, schedule_from_runs
 
-Action = Literal["forward", "save", "backward", "drop state", "drop saved", "drop gradient"]
+Work = Literal["forward", "save", "backward", "drop state", "drop saved", "drop gradient"]
 
 
 class Step(NamedTuple):
@@ -29,7 +29,7 @@ class Step(NamedTuple):
         Of a backward: whether a later one reads what this one reads.
     """
 
-    action: Action
+    action: Work
     link: int
     is_last: bool = True
     keeps_saved: bool = False
@@ -59,8 +59,8 @@ def translate_layers(schedule: Schedule, graph: Graph, lowered: LoweredChain) ->
     """Return a schedule of a plan's graph as the program of a chain with the same structure.
 
     Everything is let go right after its last use, as the schedules of all solvers say; one
-    that frees later needs no more than it was judged for. A schedule that runs a backward
-    more than once may need more than it was judged for: workspaces are measured while
+    that frees later needs no more than it was simulated for. A schedule that runs a backward
+    more than once may need more than it was simulated for: workspaces are measured while
     autograd lets go of what a backward has read.
 
     Parameters
@@ -80,7 +80,7 @@ def translate_layers(schedule: Schedule, graph: Graph, lowered: LoweredChain) ->
     own = lowered.graph
     if graph.structure_digest != own.structure_digest:
         raise PlanMismatchError(_describe_mismatch(graph, own))
-    meaning: dict[Verb, Step] = {}
+    meaning: dict[Action, Step] = {}
     for i, without_saving in enumerate(lowered.without_saving):
         (saving,), (backward,) = lowered.saving[i], lowered.backward[i]
         meaning[Compute(own.operations[without_saving].name)] = Step("forward", i)
@@ -92,14 +92,16 @@ def translate_layers(schedule: Schedule, graph: Graph, lowered: LoweredChain) ->
         meaning[Free(own.operations[backward].inputs[0])] = Step("drop gradient", i + 1)
     once = {lowered.loss, lowered.loss_backward}  # the caller makes these two, and only once
     runs: list[int] = []
-    for verb in schedule:
-        if isinstance(verb, Compute):
-            run = graph.index.operation_ids[verb.operation]
+    for action in schedule:
+        if isinstance(action, Compute):
+            run = graph.index.operation_ids[action.operation]
             if run not in once or run not in runs:
                 runs.append(run)
-    verbs = list(schedule_from_runs(own, runs))
-    middle = verbs.index(Compute(own.operations[lowered.loss_backward].name))
-    forward, rest = ([meaning[verb] for verb in part if verb in meaning] for part in (verbs[:middle], verbs[middle:]))
+    actions = list(schedule_from_runs(own, runs))
+    middle = actions.index(Compute(own.operations[lowered.loss_backward].name))
+    forward, rest = (
+        [meaning[action] for action in part if action in meaning] for part in (actions[:middle], actions[middle:])
+    )
     times = Counter(step.link for step in (*forward, *rest) if step.action in ("forward", "save"))
     return LayerProgram(
         tuple(forward),

@@ -175,7 +175,7 @@ class _Buffer:
     value: Tensor
 
     def has_changed(self) -> bool:
-        """Return whether the run changed or replaced it, or another run may, as those of a normalisation."""
+        """Return whether the run changed or replaced it, or another run may, as those of a normalization."""
         module, name = self.place
         now = module._buffers.get(name)
         if isinstance(module, _NormBase) and module.training:

@@ -30,12 +30,12 @@ def random_case(
 
 def image_batches(batch_size: int, size: int, classes: int, *, per_pixel: bool = False) -> Callable[[int], Arguments]:
     """Return what makes images, shape (batch_size, 3, size, size), with a class for each image or pixel."""
-    labelled = (batch_size, size, size) if per_pixel else (batch_size,)
+    labeled = (batch_size, size, size) if per_pixel else (batch_size,)
 
     def make(seed: int) -> Arguments:
         generator = torch.Generator().manual_seed(seed)
         images = torch.randn(batch_size, 3, size, size, generator=generator)
-        return (images, torch.randint(classes, labelled, generator=generator)), {}
+        return (images, torch.randint(classes, labeled, generator=generator)), {}
 
     return make
 

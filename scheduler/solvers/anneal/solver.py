@@ -11,7 +11,7 @@ import numpy as np
 
 from scheduler.errors import InvalidScheduleError
 from scheduler.problem import Problem
-from scheduler.schedule import Schedule, follows_given_order, runs_of, schedule_from_runs
+from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solution import TOLERANCE, Proposal, relative_gap
 from scheduler.solvers.anneal.contraction import Contraction
@@ -64,7 +64,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     random numbers, anneal again and again, in turn from the best schedule known and afresh,
     each time for longer; they stop before the deadline if that has long been in vain.
 
-    Guarantee: none, and no bound. Search space: given order, or any order if the problem
+    Guarantee: none, and no bound. Search space: input order, or any order if the problem
     allows it. When: irregular graphs, where cuts leave a gap; up to some 10^4 operations,
     beyond 10^3 rather to polish another solver's schedule (`polish`). Cost: anytime; of the
     order of 10^6 moves a second at 10^2 operations. Memory: at most 16 MiB and 8 KiB an operation.
@@ -206,7 +206,7 @@ def _mean(values: Ints | Floats) -> float:
 
 
 class _Search:
-    """The best schedule judged so far, and the rounds that better it."""
+    """The best schedule simulated so far, and the rounds that better it."""
 
     def __init__(self, problem: Problem, walkers: int = WALKERS, report: Report = to_nobody) -> None:
         self.problem = problem
@@ -232,23 +232,23 @@ class _Search:
         """Judge a schedule, and keep it if it fits and is faster."""
         problem = self.problem
         try:
-            judged = simulate(problem.graph, schedule)
+            simulated = simulate(problem.graph, schedule)
         except InvalidScheduleError:
             return
-        if problem.order == "given" and not follows_given_order(problem.graph, schedule):
+        if not problem.reorder and not follows_input_order(problem.graph, schedule):
             return
-        if judged.peak_bytes <= problem.budget_bytes and judged.time < self.best_time:
-            self.best, self.best_time, self.moves_at_best = schedule, judged.time, self.moves
+        if simulated.peak_bytes <= problem.budget_bytes and simulated.time < self.best_time:
+            self.best, self.best_time, self.moves_at_best = schedule, simulated.time, self.moves
 
     def proposal(self) -> Proposal:
         """Return the best so far."""
-        return Proposal(self.best, "given order" if self.problem.order == "given" else "any order")
+        return Proposal(self.best, "any order" if self.problem.reorder else "input order")
 
     def run(self, start: Schedule, deadline: Deadline, seed: int, most_moves: int | None = None) -> None:
         """Anneal until time is up, the moves are spent, Ctrl-C, or going on is not worth while."""
         contraction = Contraction(self.problem.graph)
         model = contraction.model(self.problem.budget_bytes)
-        free = self.problem.order == "any"
+        free = self.problem.reorder
         walkers = [Walker(contraction, model, seed * self.count + k, free=free) for k in range(self.count)]
         deadline = deadline.within(deadline.remaining)
         length = FIRST_ROUND * len(self.problem.graph.operations)

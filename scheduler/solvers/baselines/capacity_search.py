@@ -33,7 +33,7 @@ class Judged:
 
 
 class CapacitySearch:
-    """Kept sets, each judged once, and the best schedule among them.
+    """Kept sets, each simulated once, and the best schedule among them.
 
     Parameters
     ----------
@@ -61,16 +61,16 @@ class CapacitySearch:
         deadline : Deadline
             At least one capacity is tried.
         """
-        judged: dict[int, Judged] = {}
+        simulated: dict[int, Judged] = {}
         pending = [most * step // steps for step in reversed(range(steps + 1))]
         for _ in range(_HALVINGS):
             for capacity in pending:
-                judged[capacity] = min(map(self.judge, kept_sets(capacity)), default=Judged())
+                simulated[capacity] = min(map(self.grade, kept_sets(capacity)), default=Judged())
                 if deadline.passed:
                     return
-            pending = _middles(judged)
+            pending = _middles(simulated)
 
-    def judge(self, kept: frozenset[int]) -> Judged:
+    def grade(self, kept: frozenset[int]) -> Judged:
         """Judge the schedule that keeps a set, and keep it if it is the best so far."""
         if kept not in self._seen:
             graph = self.problem.graph
@@ -83,9 +83,9 @@ class CapacitySearch:
         return self._seen[kept]
 
 
-def _middles(judged: dict[int, Judged]) -> list[int]:
-    """Return the capacities half way between the best one, the largest of equals, and its neighbours."""
-    known = sorted(judged)
-    place = min(range(len(known)), key=lambda k: (judged[known[k]], -k))
+def _middles(simulated: dict[int, Judged]) -> list[int]:
+    """Return the capacities half way between the best one, the largest of equals, and its neighbors."""
+    known = sorted(simulated)
+    place = min(range(len(known)), key=lambda k: (simulated[known[k]], -k))
     middles = {(known[place] + known[n]) // 2 for n in (place + 1, place - 1) if 0 <= n < len(known)}
     return sorted(middles - set(known), reverse=True)

@@ -1,4 +1,4 @@
-"""The stage programme of Checkmate: a reference for small graphs."""
+"""The stage program of Checkmate: a reference for small graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.simulator import simulate
 from scheduler.solution import Proposal
 from scheduler.solvers.baselines.plain import check_plain
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.integer_program import MilpResult, Programme, is_set
+from scheduler.solvers.integer_program import IntegerProgram, MilpResult, is_set
 from scheduler.solvers.scaling import byte_unit, time_units
 
 MOST_OPERATIONS = 80
@@ -25,8 +25,8 @@ SEARCH_SPACE = "stages"
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the fastest schedule of stages that fits.
 
-    A stage ends with the first run of one operation, in the given order; in it, each earlier
-    operation may run once more, in the given order too. One further stage may stand at the
+    A stage ends with the first run of one operation, in the input order; in it, each earlier
+    operation may run once more, in the input order too. One further stage may stand at the
     end, for results that were dropped.
 
     Guarantee: optimal over such schedules when time and bound meet. Search space: "stages",
@@ -36,7 +36,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     variables for e reads; seconds to minutes at n = 70. Memory: at most 256 MiB. Reference: Jain, Jain, Nrusimha,
     Gholami, Abbeel, Keutzer, Stoica and Gonzalez 2020, "Checkmate: breaking the memory wall
     with optimal tensor rematerialization", MLSys, section 4. Their FREE variables say when a
-    tensor goes; here a variable per pair of neighbouring reads says whether it stays, which
+    tensor goes; here a variable per pair of neighboring reads says whether it stays, which
     describes the same schedules with fewer rows.
 
     Raises
@@ -46,20 +46,20 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         storage.
     """
     graph, budget = problem.graph, problem.budget_bytes
-    check_plain(graph, "milp", MOST_OPERATIONS)
+    check_plain(graph, "checkmate", MOST_OPERATIONS)
     if budget < problem.floor.bytes:
         return Proposal(None, SEARCH_SPACE, infeasible=True)
     stages = _Stages(graph, budget, deadline, cautious=False)
-    result = stages.programme.minimize(deadline)
+    result = stages.program.minimize(deadline)
     bound = _bound(stages, result)
     if result.infeasible:
         message = "proven: no schedule of stages fits; one outside of them may"
         return Proposal(None, SEARCH_SPACE, bound=bound, messages=(message,))
     schedule = stages.schedule() if result.found else None
     if schedule is not None and simulate(graph, schedule).peak_bytes > budget:
-        # Bytes were rounded in the schedule's favour, for the sake of the bound: now the other way.
+        # Bytes were rounded in the schedule's favor, for the sake of the bound: now the other way.
         stages = _Stages(graph, budget, deadline, cautious=True)
-        schedule = stages.schedule() if stages.programme.minimize(deadline).found else None
+        schedule = stages.schedule() if stages.program.minimize(deadline).found else None
     messages = () if schedule is not None else ("no schedule of stages was found by the time limit",)
     return Proposal(schedule, SEARCH_SPACE, bound=bound, messages=messages)
 
@@ -86,7 +86,7 @@ class _Tensor:
 
 
 class _Stages:
-    """The programme: R[t, k], operation k runs again in stage t; S[t, i], tensor i stands before stage t.
+    """The program: R[t, k], operation k runs again in stage t; S[t, i], tensor i stands before stage t.
 
     Between the moments at which a tensor is made or read within a stage, a variable per gap
     says whether it stands. Given R and S their least values are 0 or 1, so they need not be
@@ -99,7 +99,7 @@ class _Stages:
         self.order = index.defaults
         self.units = time_units(graph)
         self.first_runs = math.fsum(self.units.times[i] for i in self.order)
-        self.programme = Programme("stages")
+        self.program = IntegerProgram("stages")
         free = budget_bytes - graph.resident_bytes
         self._unit, self._cautious = byte_unit(graph, free), cautious
         self._budget = free // self._unit
@@ -125,7 +125,7 @@ class _Stages:
             self._add_stage(stage)
         for tensor in self.tensors:
             if tensor.is_result:
-                self.programme.at_least("result_stands", [(self.stands[-1][tensor.number], 1.0)], 1)
+                self.program.at_least("result_stands", [(self.stands[-1][tensor.number], 1.0)], 1)
 
     def schedule(self) -> Schedule:
         """Return the schedule that the variables stand for."""
@@ -143,12 +143,12 @@ class _Stages:
         times = [self.units.times[i] for i in self.order]
         repeatable = [self.graph.operations[i].repeatable for i in self.order]
         self.again = [
-            {k: self.programme.binary(f"R_{t}_{k}", times[k]) for k in range(min(t, len(self.order))) if repeatable[k]}
+            {k: self.program.binary(f"R_{t}_{k}", times[k]) for k in range(min(t, len(self.order))) if repeatable[k]}
             for t in range(stages)
         ]
         self.stands: list[dict[int, pulp.LpVariable]] = [
             {
-                tensor.number: self.programme.binary(f"S_{t}_{tensor.number}")
+                tensor.number: self.program.binary(f"S_{t}_{tensor.number}")
                 for tensor in self.tensors
                 if tensor.maker < t
             }
@@ -156,7 +156,7 @@ class _Stages:
         ]
 
     def _add_stage(self, stage: int) -> None:
-        again, programme = self.again[stage], self.programme
+        again, program = self.again[stage], self.program
         last = min(stage, len(self.order) - 1)
         held: list[list[tuple[pulp.LpVariable, float]]] = [[] for _ in range(last + 1)]
         kept_by: dict[int, list[tuple[pulp.LpVariable, float]]] = {k: [] for k in again}
@@ -166,21 +166,21 @@ class _Stages:
             before, after = self.stands[stage][tensor.number], self.stands[stage + 1][tensor.number]
             run = again.get(tensor.maker)
             readers = [k for k in tensor.readers if k == stage or k in again]
-            gaps = [programme.fraction(f"H_{stage}_{tensor.number}_{k}") for k in readers] + [after]
+            gaps = [program.fraction(f"H_{stage}_{tensor.number}_{k}") for k in readers] + [after]
             made = [(before, -1.0)] + ([(run, -1.0)] if run is not None else [])
             # What stands after the moment of its making stood before, or was made.
-            programme.at_most("made", [(gaps[0], 1.0), *made], 0)
+            program.at_most("made", [(gaps[0], 1.0), *made], 0)
             if run is not None:
                 # What is made again is not held until then.
-                programme.at_most("made_once", [(before, 1.0), (run, 1.0)], 1)
+                program.at_most("made_once", [(before, 1.0), (run, 1.0)], 1)
                 kept_by[tensor.maker].append((gaps[0], -1.0))
             for earlier, later in pairwise(gaps):
                 # Once gone, it stays gone until the next stage.
-                programme.at_most("gone", [(later, 1.0), (earlier, -1.0)], 0)
+                program.at_most("gone", [(later, 1.0), (earlier, -1.0)], 0)
             for k, gap in zip(readers, gaps, strict=False):
                 # Who reads it finds it.
                 terms = [(gap, 1.0)] if k == stage else [(gap, 1.0), (again[k], -1.0)]
-                programme.at_least("read", terms, 1 if k == stage else 0)
+                program.at_least("read", terms, 1 if k == stage else 0)
             if tensor.units:
                 ends = [*readers, last]
                 starts = [tensor.maker, *readers]
@@ -191,7 +191,7 @@ class _Stages:
                         held[k].append((gap, tensor.units))
         for k, terms in kept_by.items():
             # Nobody computes again what is not read or kept.
-            programme.at_most("useful", [(again[k], 1.0), *terms], 0)
+            program.at_most("useful", [(again[k], 1.0), *terms], 0)
         made_units = [0] * (last + 1)
         for tensor in self.tensors:
             if tensor.maker <= last:
@@ -200,6 +200,6 @@ class _Stages:
             # While an operation runs: what stands, what it makes, its workspace.
             own = made_units[k] + self._workspace[k]
             if k == stage:
-                programme.at_most("bytes", held[k], self._budget - own)
+                program.at_most("bytes", held[k], self._budget - own)
             elif k in again:
-                programme.at_most("bytes", [*held[k], (again[k], own)], self._budget)
+                program.at_most("bytes", [*held[k], (again[k], own)], self._budget)

@@ -20,15 +20,15 @@ THRESHOLDS = 32
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the fastest schedule that fits among those of greedy segments, over their threshold.
 
-    The forward operations are walked in the given order, and the bytes that they make are
+    The forward operations are walked in the input order, and the bytes that they make are
     added up; at the first articulation point where the sum exceeds the threshold, a segment
     ends. What crosses there is kept, and so is the last segment; the rest is computed again
     when the backward phase needs it. Thresholds go from the smallest operation to the whole
     forward phase in geometric steps; the paper's own search looks around one of them only.
 
     Guarantee: none; without articulation points it is the save-everything schedule. Search
-    space: given order. When: chains of uneven layers, and graphs that are chains of blocks.
-    Cost: two judged schedules at most for each of `THRESHOLDS`. Memory: at most 16 MiB and 4 KiB an
+    space: input order. When: chains of uneven layers, and graphs that are chains of blocks.
+    Cost: two simulated schedules at most for each of `THRESHOLDS`. Memory: at most 16 MiB and 4 KiB an
     operation. Reference: Chen, Xu, Zhang and Guestrin 2016, "Training deep nets with sublinear
     memory cost", arXiv 1604.06174, Algorithm 3.
 
@@ -66,7 +66,7 @@ def articulation_points(graph: Graph, forward: Sequence[int]) -> dict[int, froze
     ----------
     graph : Graph
     forward : sequence of int
-        The needed forward operations, in the given order.
+        The needed forward operations, in the input order.
 
     Returns
     -------

@@ -11,7 +11,7 @@ from scheduler.solvers.walk import Walk
 
 
 def forward_operations(graph: Graph, solver: str) -> list[int]:
-    """Return the needed forward operations in the given order.
+    """Return the needed forward operations in the input order.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def forward_operations(graph: Graph, solver: str) -> list[int]:
     forward = [i for i in graph.index.defaults if graph.operations[i].phase == "forward"]
     if not forward or len(forward) == len(graph.index.defaults):
         raise UnsuitableProblemError(
-            f'"{solver}" needs a forward and a backward phase, and this graph has only one: use "auto" or "cuts"'
+            f'"{solver}" needs a forward and a backward phase, and this graph has only one: use "auto" or "ilp"'
         )
     return forward
 
@@ -35,7 +35,7 @@ def forward_operations(graph: Graph, solver: str) -> list[int]:
 def schedule_keeping(graph: Graph, kept: Iterable[int]) -> Schedule:
     """Return the schedule that drops all but some tensors at the end of the forward phase.
 
-    All operations first run in the given order; a backward operation computes again what it
+    All operations first run in the input order; a backward operation computes again what it
     finds missing, and what is computed again stands until its last reader.
 
     Parameters

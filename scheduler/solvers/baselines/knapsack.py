@@ -24,12 +24,12 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     make again while their bytes keep to a capacity; the backward phase computes the rest again
     when it needs it. PyTorch bounds these bytes by a
     share of their sum and does not look at the peak; here the capacity is searched, on a grid
-    and then by halving, so that the judged peak fits the budget.
+    and then by halving, so that the simulated peak fits the budget.
 
     Guarantee: the knapsack is solved exactly for bytes in `BUCKETS` steps; the schedule has
     none: what is worth saving depends on what else is saved, and the peak may stand elsewhere.
-    Search space: given order. When: to compare with what `torch.compile` does. Cost: O(n
-    `BUCKETS`) steps, and some 50 judged schedules. Memory: at most 16 MiB and 16 KiB an operation.
+    Search space: input order. When: to compare with what `torch.compile` does. Cost: O(n
+    `BUCKETS`) steps, and some 50 simulated schedules. Memory: at most 16 MiB and 16 KiB an operation.
     Reference: PyTorch,
     `torch._functorch.config.activation_memory_budget` with the solver "dp", Kellerer, Pferschy
     and Pisinger 2004, "Knapsack problems", section 2.3 (dynamic programming).
@@ -42,7 +42,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     knapsack = Knapsack(problem.graph, forward_operations(problem.graph, "knapsack"))
     search = CapacitySearch(problem)
     search.run(lambda capacity: [knapsack.saved(capacity)], BUCKETS, _GRID, deadline)
-    return Proposal(search.best, "given order")
+    return Proposal(search.best, "input order")
 
 
 class Knapsack:

@@ -30,16 +30,16 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     A lower set is closed under "what it reads". Along a sequence of lower sets, the forward
     phase keeps of each piece only what later pieces read; the backward phase computes a piece
-    again when it needs it. The published programme finds, for a bound on its estimate of the
+    again when it needs it. The published program finds, for a bound on its estimate of the
     peak, the sequence with the least time computed again, or with the most ("memory-centric":
     less is cached, and exact lifetimes often turn that into a smaller peak). Here that bound
     is searched, and each sequence is replayed with exact lifetimes, with the last piece kept
     and dropped.
 
-    Guarantee: the programme is exact, for times in `TIME_STEPS`, over all lower sets where
+    Guarantee: the program is exact, for times in `TIME_STEPS`, over all lower sets where
     there are up to `MOST_LOWER_SETS`, else over those of the pruned family, the sets that one
     operation needs; the schedule has none, since the estimate is not the peak. Search space:
-    given order. When: to compare; forward graphs that are narrow. Cost: some 70 programmes of
+    input order. When: to compare; forward graphs that are narrow. Cost: some 70 programs of
     O(t s^2) steps for s lower sets and t units of time. Memory: at most 64 MiB and 8 KiB an
     operation. Reference: Kusumoto, Inoue, Watanabe, Akiba and Koyama 2019, "A graph theoretic
     framework of recomputation algorithms for memory-efficient backpropagation", NeurIPS, sections
@@ -50,23 +50,23 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     UnsuitableProblemError
         If the graph has no forward or no backward phase.
     """
-    forward = ForwardGraph.of(problem.graph, forward_operations(problem.graph, "lower-sets"))
+    forward = ForwardGraph.of(problem.graph, forward_operations(problem.graph, "kusumoto"))
     family = all_lower_sets(forward.reads, MOST_LOWER_SETS)
     messages: tuple[str, ...] = ()
     if family is None:
         family = pruned_lower_sets(forward.reads, MOST_LOWER_SETS)
         messages = (f"more than {MOST_LOWER_SETS} lower sets: only {len(family)} of the pruned family were used",)
-    programme = SequenceProgramme(forward, family)
+    program = SequenceProgram(forward, family)
     search = CapacitySearch(problem)
-    search.judge(forward.tensors_of((1 << len(forward.reads)) - 1))
+    search.grade(forward.tensors_of((1 << len(forward.reads)) - 1))
 
     def replays(most_bytes: float) -> list[frozenset[int]]:
-        return [kept for sequence in programme.extremes(most_bytes, deadline) for kept in _kept(forward, sequence)]
+        return [kept for sequence in program.extremes(most_bytes, deadline) for kept in _kept(forward, sequence)]
 
-    unbounded = programme.extremes(math.inf, deadline)
+    unbounded = program.extremes(math.inf, deadline)
     if unbounded:
-        search.run(replays, max(map(programme.estimate, unbounded)), _GRID, deadline)
-    return Proposal(search.best, "given order", messages=messages)
+        search.run(replays, max(map(program.estimate, unbounded)), _GRID, deadline)
+    return Proposal(search.best, "input order", messages=messages)
 
 
 def _kept(forward: ForwardGraph, sequence: Sequence[int]) -> tuple[frozenset[int], frozenset[int]]:
@@ -77,7 +77,7 @@ def _kept(forward: ForwardGraph, sequence: Sequence[int]) -> tuple[frozenset[int
 
 @dataclass(frozen=True, slots=True)
 class ForwardGraph:
-    """The forward operations, numbered in the given order; sets of them are bit masks.
+    """The forward operations, numbered in the input order; sets of them are bit masks.
 
     Attributes
     ----------
@@ -174,8 +174,8 @@ def pruned_lower_sets(reads: Sequence[int], most: int) -> list[int]:
     return [family[k * (len(family) - 1) // (most - 1)] for k in range(most)]
 
 
-class SequenceProgramme:
-    """The dynamic programme over sequences of lower sets, the empty one first and the full one last.
+class SequenceProgram:
+    """The dynamic program over sequences of lower sets, the empty one first and the full one last.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ class SequenceProgramme:
         self._before = np.empty(self._table.shape, dtype=np.int64)
 
     def estimate(self, sequence: Sequence[int]) -> int:
-        """Return the peak of a sequence as the programme estimates it, in bytes."""
+        """Return the peak of a sequence as the program estimates it, in bytes."""
         rows = [self.family.index(lower_set) for lower_set in sequence]
         cached, peak = 0.0, 0.0
         for before, after in pairwise(rows):

@@ -39,7 +39,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     Guarantee: optimal over such schedules when time and bound meet. Search space: "two
     intervals", which leaves out schedules that run an operation three times, or out of the
-    given order within a stage: the bound says nothing about those. When: irregular graphs of
+    input order within a stage: the bound says nothing about those. When: irregular graphs of
     up to about 100 operations. Cost: seconds to minutes; `MOST_OPERATIONS` at most. Memory: at most
     256 MiB. Reference:
     Bartan, Li, Teague, Lott and Dilkina 2023, "Moccasin: efficient tensor rematerialization
@@ -56,11 +56,11 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         storage.
     """
     graph = problem.graph
-    check_plain(graph, "intervals", MOST_OPERATIONS)
+    check_plain(graph, "moccasin", MOST_OPERATIONS)
     cp = _load_cp_sat()
     if problem.budget_bytes < problem.floor.bytes:
         return Proposal(None, SEARCH_SPACE, infeasible=True)
-    programme = _Intervals(graph, problem.budget_bytes, cp)
+    program = _Intervals(graph, problem.budget_bytes, cp)
     solver = cp.CpSolver()
     solver.parameters.max_time_in_seconds = deadline.remaining
     solver.parameters.random_seed = seed
@@ -68,15 +68,15 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     solver.parameters.num_workers = 1
     # Its own answer to Ctrl-C leaves the signal to the operating system, which ends the process at the next one.
     solver.parameters.catch_sigint_signal = False
-    status = _solve(solver, programme.model, deadline)
+    status = _solve(solver, program.model, deadline)
     if status == cp.INFEASIBLE:
         message = "proven: no schedule of two intervals per tensor fits; another one may"
         return Proposal(None, SEARCH_SPACE, bound=math.inf, messages=(message,))
     found = status in (cp.OPTIMAL, cp.FEASIBLE)
-    bound = programme.bound(solver.best_objective_bound)
+    bound = program.bound(solver.best_objective_bound)
     if not found:
         return Proposal(None, SEARCH_SPACE, bound=bound, messages=("no schedule was found by the time limit",))
-    return Proposal(programme.schedule(solver), SEARCH_SPACE, bound=bound)
+    return Proposal(program.schedule(solver), SEARCH_SPACE, bound=bound)
 
 
 def _solve(solver: cp_model.CpSolver, model: cp_model.CpModel, deadline: Deadline) -> object:
@@ -97,12 +97,12 @@ def _load_cp_sat() -> ModuleType:
         from ortools.sat.python import cp_model
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            '"intervals" needs OR-tools: pip install "checkpoint-scheduler[cpsat]", or use "cuts" or "auto"'
+            '"moccasin" needs OR-tools: pip install "checkpoint-scheduler[cpsat]", or use "ilp" or "auto"'
         ) from error
     except ImportError as error:
         raise MissingExtraError(
             f"OR-tools cannot be loaded ({error}); beside highspy 1.15 it cannot:"
-            ' pip install "highspy<1.14", or use "cuts" or "auto"'
+            ' pip install "highspy<1.14", or use "ilp" or "auto"'
         ) from error
     return cp_model
 
@@ -116,7 +116,7 @@ class _Run:
 
 
 class _Intervals:
-    """The programme, over the needed operations in the given order."""
+    """The program, over the needed operations in the input order."""
 
     def __init__(self, graph: Graph, budget_bytes: int, cp: ModuleType) -> None:
         self.graph, self.order = graph, graph.index.defaults

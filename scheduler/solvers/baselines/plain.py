@@ -1,4 +1,4 @@
-"""Graphs that the stage programme and the interval programme can express."""
+"""Graphs that the stage program and the interval program can express."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def check_plain(graph: Graph, solver: str, most_operations: int) -> None:
     count = len(index.defaults)
     if count > most_operations:
         raise UnsuitableProblemError(
-            f'"{solver}" takes up to {most_operations} operations, and this graph has {count}: use "cuts" or "auto"'
+            f'"{solver}" takes up to {most_operations} operations, and this graph has {count}: use "ilp" or "auto"'
         )
     if any(len(task) > 1 for task in index.tasks):
-        raise UnsuitableProblemError(f'"{solver}" knows no alternatives, and this graph has some: use "cuts" or "auto"')
+        raise UnsuitableProblemError(f'"{solver}" knows no alternatives, and this graph has some: use "ilp" or "auto"')
     storages = [storage for storage in index.storage_of if index.storage_bytes[storage]]
     if len(set(storages)) < len(storages):
         raise UnsuitableProblemError(
-            f'"{solver}" gives each tensor bytes of its own, and some here share a storage: use "cuts" or "auto"'
+            f'"{solver}" gives each tensor bytes of its own, and some here share a storage: use "ilp" or "auto"'
         )

@@ -16,7 +16,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the schedule in which every backward operation computes its forward inputs anew.
 
     Without a backward phase every operation computes its inputs anew. Guarantee: none; on a
-    uniform chain O(1) memory and O(n^2) time. Search space: given order (one schedule of
+    uniform chain O(1) memory and O(n^2) time. Search space: input order (one schedule of
     it). Cost: as many steps as the schedule has runs, at most `MOST_RUNS`. Memory: at most 256
     MiB.
 
@@ -40,4 +40,4 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
                 ' use "segments", "greedy" or "auto"'
             )
     walk.ensure(t for t, result in enumerate(index.is_result) if result)
-    return Proposal(schedule_from_runs(graph, walk.runs), "given order")
+    return Proposal(schedule_from_runs(graph, walk.runs), "input order")

@@ -11,7 +11,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the save-everything schedule.
 
     Guarantee: none on memory; no schedule in which every operation runs by its default is
-    faster. Search space: given order (one schedule of it). Cost: linear. Memory: at most 16 MiB
+    faster. Search space: input order (one schedule of it). Cost: linear. Memory: at most 16 MiB
     and 1 KiB an operation.
     """
-    return Proposal(problem.save_everything, "given order")
+    return Proposal(problem.save_everything, "input order")

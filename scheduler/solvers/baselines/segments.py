@@ -29,15 +29,15 @@ _STEPS = 12
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the schedule of sqrt(n) equal segments or, if it does not fit, the fastest other that does.
 
-    The n layers of a chain, or the forward operations of a graph in the given order, are cut
+    The n layers of a chain, or the forward operations of a graph in the input order, are cut
     into k runs of equal length. The backward phase keeps only what crosses a boundary and
     computes each segment again when its backward begins. If k = sqrt(n) does not fit, other k
     are tried in geometric steps, and on a chain the recursive form: segments that are cut into
     segments again, on 2 levels and more, down to halves of halves.
 
     Guarantee: none. On a uniform chain, O(sqrt n) memory and at most one extra forward; with
-    the recursive form O(log n) memory and O(n log n) time. Search space: given order. Cost:
-    O(log n) judged schedules. Memory: at most 16 MiB and 4 KiB an operation. Reference: Chen, Xu,
+    the recursive form O(log n) memory and O(n log n) time. Search space: input order. Cost:
+    O(log n) simulated schedules. Memory: at most 16 MiB and 4 KiB an operation. Reference: Chen, Xu,
     Zhang and Guestrin 2016, "Training deep nets with sublinear memory cost", arXiv 1604.06174,
     sections 4.3 and 4.4.
 
@@ -63,7 +63,7 @@ def fastest_fitting(
     ----------
     problem : Problem
     forms : sequence of callable
-        Each makes a schedule in the given order; the first is made even out of time.
+        Each makes a schedule in the input order; the first is made even out of time.
     deadline : Deadline
     take_first : bool
         Whether the first is the answer if it fits, however fast the others are.
@@ -71,15 +71,15 @@ def fastest_fitting(
     best, best_key = None, (math.inf, math.inf)
     for number, form in enumerate(forms):
         schedule = form()
-        judged = simulate(problem.graph, schedule)
-        over = max(0, judged.peak_bytes - problem.budget_bytes)
-        if (over, judged.time) < best_key:
-            best, best_key = schedule, (over, judged.time)
+        simulated = simulate(problem.graph, schedule)
+        over = max(0, simulated.peak_bytes - problem.budget_bytes)
+        if (over, simulated.time) < best_key:
+            best, best_key = schedule, (over, simulated.time)
         if (take_first and number == 0 and over == 0) or deadline.passed:
             break
     # On a chain a bound is cheap; elsewhere it is the caller's affair.
     bound = one_cut_bound(chain_costs(problem.chain), problem.budget_bytes) if problem.chain else 0.0
-    return Proposal(best, "given order", bound=bound, bound_any=bound, infeasible=bound == math.inf)
+    return Proposal(best, "input order", bound=bound, global_bound=bound, infeasible=bound == math.inf)
 
 
 def graph_schedule(graph: Graph, segments: int) -> Schedule:

@@ -1,4 +1,4 @@
-"""The costs of a chain in arrays, and its distinct states: what the kernels of `chain` work on."""
+"""The costs of a chain in arrays, and its distinct states: what the kernels of `dp` work on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Pareto programme over the states of a chain, and the schedules that it decides on."""
+"""The Pareto program over the states of a chain, and the schedules that it decides on."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Pruning:
 
 
 @dataclass(frozen=True)
-class Programme:
-    """The Pareto programme: per state, the frontier of bytes needed and extra time."""
+class DynamicProgram:
+    """The Pareto program: per state, the frontier of bytes needed and extra time."""
 
     chain: Chain
     costs: ChainCosts
@@ -101,22 +101,22 @@ class Programme:
 
 
 @lru_cache(maxsize=4)
-def whole_frontier(chain: Chain) -> Programme:
-    """Return the programme over all states, with nothing left out."""
+def whole_frontier(chain: Chain) -> DynamicProgram:
+    """Return the program over all states, with nothing left out."""
     costs = chain_costs(chain)
     states = chain_states(costs)
     most = most_bytes(costs, states, _NO_LIMIT)
-    return run_programme(chain, costs, states, most, Pruning.none())
+    return run_program(chain, costs, states, most, Pruning.none())
 
 
-def run_programme(
+def run_program(
     chain: Chain,
     costs: ChainCosts,
     states: ChainStates,
     most: Ints,
     pruning: Pruning,
     deadline: Deadline | None = None,
-) -> Programme:
+) -> DynamicProgram:
     """Return the frontier of every state.
 
     Parameters
@@ -138,13 +138,13 @@ def run_programme(
     pool, used = np.empty((2, 1024), np.int64), 0
     for low, high in states.chunks():
         if deadline is not None and deadline.passed:
-            raise TimeoutError("out of time before the exact programme ended")
+            raise TimeoutError("out of time before the exact program ended")
         if used > _MOST_POINTS:
-            raise MemoryError(f"the exact programme has more than {_MOST_POINTS} points")
+            raise MemoryError(f"the exact program has more than {_MOST_POINTS} points")
         pool, used = kernels.pareto(
             costs.arrays, states.arrays, states.numbers, low, high, most, pruning.arrays, pool, start, count, used
         )
-    return Programme(chain, costs, states, pool, start, count)
+    return DynamicProgram(chain, costs, states, pool, start, count)
 
 
 def build_schedule(

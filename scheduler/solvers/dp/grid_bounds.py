@@ -1,6 +1,6 @@
-"""Bounds for the solver `chain` on a coarse grid of memory, compiled with numba.
+"""Bounds for the solver `dp` on a coarse grid of memory, compiled with numba.
 
-Bytes are rounded to slots of `unit` bytes, always in the schedule's favour, and times to whole
+Bytes are rounded to slots of `unit` bytes, always in the schedule's favor, and times to whole
 quanta, down: so both tables are lower bounds. A state with m free bytes stands in slot
 (m + offset) // unit, with an offset of its own. An amount d that a part has more than the
 whole, offsets included, becomes ceil(d / unit) slots more, and a limit becomes its slot. Any

@@ -1,4 +1,4 @@
-"""The numerical kernels of the solver `chain`, compiled with numba.
+"""The numerical kernels of the solver `dp`, compiled with numba.
 
 Notation, for a state (a, b, h): layers a..b are to be run forward and backward; x_a is live,
 and so is g_(b+1) unless b is the last layer, in which case the forward phase is still on.

@@ -19,7 +19,7 @@ def one_cut_bound(costs: ChainCosts, budget_bytes: int) -> float:
     What such a layer saved in some mode is live (with the storages that autograd keeps), or the
     layer must run forward with saving again; for that its input must be live, or made again
     by another run of the layer before it. The least extra time over all choices that fit is
-    a chain programme over bytes, here on a grid and rounded down; one pass serves all b.
+    a chain program over bytes, here on a grid and rounded down; one pass serves all b.
     The bound is the largest over all moments. It can meet the truth where one more forward
     run of each layer suffices.
 

@@ -14,7 +14,7 @@ from scheduler.schedule import Schedule
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.dp import grid_bounds as tables
 from scheduler.solvers.dp.costs import chain_costs, chain_states, grid_of, most_bytes
-from scheduler.solvers.dp.dynamic_program import Programme, Pruning, build_schedule, run_programme
+from scheduler.solvers.dp.dynamic_program import DynamicProgram, Pruning, build_schedule, run_program
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -48,12 +48,12 @@ class _Grid:
 
 
 class PrunedSearch:
-    """Bounds from a coarse grid of memory, then the exact programme where they leave something open.
+    """Bounds from a coarse grid of memory, then the exact program where they leave something open.
 
     A limit on the extra time is guessed from a table whose rounding errors cancel out. States
     that no schedule within the limit passes are left out, first by the time of the forward
     run that leads past them, then by the tables' lower bounds inside and around them. What
-    the exact programme finds within the limit is optimal; if it finds nothing, the limit is
+    the exact program finds within the limit is optimal; if it finds nothing, the limit is
     raised.
 
     Parameters
@@ -112,12 +112,12 @@ class PrunedSearch:
             self.bound = math.inf
             return None
         for limit in self._limits():
-            programme = self._within(limit)
-            time = programme.time(self.free) if programme else None
-            if programme and time is not None:
+            program = self._within(limit)
+            time = program.time(self.free) if program else None
+            if program and time is not None:
                 self.bound = time
-                return programme.schedule(self.free)
-        raise AssertionError("a schedule was found, and the programme within its time has none")
+                return program.schedule(self.free)
+        raise AssertionError("a schedule was found, and the program within its time has none")
 
     def _least_past(self) -> Ints:
         """Return, per state, the extra time of the fastest forward run that leads past it."""
@@ -144,8 +144,8 @@ class PrunedSearch:
             guess = 2 * guess + 1
         yield best
 
-    def _within(self, limit: int) -> Programme | None:
-        """Return the programme that holds the optimum if it is within the limit; None if it is not for sure."""
+    def _within(self, limit: int) -> DynamicProgram | None:
+        """Return the program that holds the optimum if it is within the limit; None if it is not for sure."""
         alive = np.flatnonzero(self._past <= limit)
         for slots in self._slots[1:] if self._repeats else self._slots:
             grid = self._fill(alive, slots, limit, nearest=False)
@@ -156,7 +156,7 @@ class PrunedSearch:
                 return None
             pruning = self._prune(grid, limit)
             alive = np.flatnonzero(pruning.rows >= 0)
-        return run_programme(self.chain, self.costs, self._states, self._most, pruning, self.deadline)
+        return run_program(self.chain, self.costs, self._states, self._most, pruning, self.deadline)
 
     def _fill(self, alive: Ints, slots: int, limit: int, *, nearest: bool) -> _Grid:
         """Return the table of least extra times of the states that are alive."""
@@ -204,7 +204,7 @@ class PrunedSearch:
     def _chunks(self) -> Iterator[tuple[int, int]]:
         for low, high in self._states.chunks():
             if self.deadline.passed:
-                raise TimeoutError("out of time before the exact programme began")
+                raise TimeoutError("out of time before the exact program began")
             yield low, high
 
     def _root_slot(self, grid: _Grid) -> int:

@@ -1,4 +1,4 @@
-"""The exact programme over persistent schedules of a chain, to the byte."""
+"""The exact program over persistent schedules of a chain, to the byte."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """
     chain = problem.chain
     if chain is None:
-        raise UnsuitableProblemError('"chain" solves chains of layers, not graphs: use "auto" or "cuts"')
+        raise UnsuitableProblemError('"dp" solves chains of layers, not graphs: use "auto" or "ilp"')
     budget = problem.budget_bytes
-    bound_any = one_cut_bound(chain_costs(chain), budget)
-    if problem.floor.bytes > budget or math.isinf(bound_any):
+    global_bound = one_cut_bound(chain_costs(chain), budget)
+    if problem.floor.bytes > budget or math.isinf(global_bound):
         return Proposal(None, "persistent", infeasible=True)
     whole = len(chain.layers) <= WHOLE_FRONTIER_LAYERS and deadline.remaining > _WHOLE_FRONTIER_SECONDS
     schedule, bound, why = _from_frontier(chain, budget) if whole else _by_search(chain, budget, deadline)
-    return Proposal(schedule, "persistent", bound, bound_any, messages=(why,) if why else ())
+    return Proposal(schedule, "persistent", bound, global_bound, messages=(why,) if why else ())
 
 
 def chain_frontier(chain: Chain) -> list[tuple[int, float]]:
@@ -71,9 +71,9 @@ def chain_frontier(chain: Chain) -> list[tuple[int, float]]:
     >>> chain_frontier(Chain(layers, input_bytes=2))
     [(11, 12.0), (12, 11.0), (14, 10.0), (15, 9.0)]
     """
-    programme = whole_frontier(chain)
-    costs = programme.costs
-    return [(m + costs.resident_bytes, costs.time(t)) for m, t in programme.frontier]
+    program = whole_frontier(chain)
+    costs = program.costs
+    return [(m + costs.resident_bytes, costs.time(t)) for m, t in program.frontier]
 
 
 def chain_schedule(chain: Chain, budget_bytes: int) -> Schedule | None:
@@ -85,12 +85,12 @@ def chain_schedule(chain: Chain, budget_bytes: int) -> Schedule | None:
 
 
 def _from_frontier(chain: Chain, budget: int) -> tuple[Schedule | None, float, str]:
-    programme = whole_frontier(chain)
-    free = budget - programme.costs.resident_bytes
-    time = programme.time(free)
+    program = whole_frontier(chain)
+    free = budget - program.costs.resident_bytes
+    time = program.time(free)
     if time is None:
-        return None, math.inf, _too_small(programme.frontier[0][0] + programme.costs.resident_bytes)
-    return programme.schedule(free), time, ""
+        return None, math.inf, _too_small(program.frontier[0][0] + program.costs.resident_bytes)
+    return program.schedule(free), time, ""
 
 
 def _by_search(chain: Chain, budget: int, deadline: Deadline) -> tuple[Schedule | None, float, str]:

@@ -1,4 +1,4 @@
-"""One cut of a deep network: its programme falls apart into blocks, and a knapsack puts them together."""
+"""One cut of a deep network: its program falls apart into blocks, and a knapsack puts them together."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class OneCut:
         By id of the graph, at the marker; those that are missing are added.
     at_peak : bool
         Whether the moment is where the save-everything step peaks in the last block's
-        backward, in the given order; otherwise it is the end of the forward, in any order.
+        backward, in the input order; otherwise it is the end of the forward, in any order.
 
     Attributes
     ----------
     bound : float
         On the time of every schedule; inf if none fits.
     live : frozenset of int or None
-        Tensors to keep at the cut, once an optimum of the programme is known.
+        Tensors to keep at the cut, once an optimum of the program is known.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class OneCut:
         self._counts = Counter(self._key(part) for part in parts)
 
     def run(self, deadline: Deadline, best_time: float = math.inf) -> None:
-        """Raise the bound until the programme is solved, the bound meets a known time, or time is up."""
+        """Raise the bound until the program is solved, the bound meets a known time, or time is up."""
         least = self.problem.least_time
         lines = {id(side.frontier): side.frontier for sides in self._sides.values() for side in sides}
         for frontier in lines.values():
@@ -112,7 +112,7 @@ class OneCut:
             slack *= _GROWTH
 
     def schedule(self) -> Schedule | None:
-        """Return the schedule that keeps what the programme says; None if that is not known."""
+        """Return the schedule that keeps what the program says; None if that is not known."""
         if self.live is None:
             return None
         index, operations = self.problem.graph.index, self.parts[-1].operations
@@ -194,9 +194,9 @@ def _peak_operation(problem: Problem, part: BlockGraph) -> int:
     place = {i: local for local, i in enumerate(part.operations)}
     highest, best = -1, part.marker
     ids = problem.graph.index.operation_ids
-    for verb, memory in zip(problem.save_everything, problem.baseline.memory, strict=True):
-        if isinstance(verb, Compute):
-            local = place.get(ids[verb.operation], -1)
+    for action, memory in zip(problem.save_everything, problem.baseline.memory, strict=True):
+        if isinstance(action, Compute):
+            local = place.get(ids[action.operation], -1)
             if local > part.marker and memory > highest:
                 highest, best = int(memory), local
     return best

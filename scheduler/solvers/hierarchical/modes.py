@@ -22,7 +22,7 @@ _MOST_CUTS = 4
 
 @dataclass(frozen=True)
 class BlockMode:
-    """A judged way to run a block.
+    """A simulated way to run a block.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class BlockModes:
         self.forward = [i for i in graph.index.defaults if graph.operations[i].phase == "forward"]
         self.modes: list[BlockMode] = []
         self._schedules: dict[BlockMode, Schedule] = {}
-        self._precedence = Precedence(graph, "given")
+        self._precedence = Precedence(graph, reorder=False)
         self._add(save_everything(graph))
 
     @property
@@ -103,7 +103,7 @@ class BlockModes:
         """Judge a schedule of the block's graph, and take it over as a mode."""
         memory = simulate(self.graph, schedule).memory
         runs = runs_of(self.graph, schedule)
-        computes = [position for position, verb in enumerate(schedule) if isinstance(verb, Compute)]
+        computes = [position for position, action in enumerate(schedule) if isinstance(action, Compute)]
         end = computes[len(self.forward)] if len(runs) > len(self.forward) else len(schedule)
         mode = BlockMode(
             tuple(runs),
@@ -125,12 +125,12 @@ class BlockModes:
                 return
             limit = max(mode.saved_bytes, int(_LOWER * limit))
             cuts = dict.fromkeys([*cuts, peak], limit) | {self.cut.task: cuts[self.cut.task]}
-            answer = self._programme(cuts).solve(deadline)
+            answer = self._program(cuts).solve(deadline)
             if answer.live is None:
                 return
             mode = self._add(decode(self.graph, sorted(cuts), answer.live))
 
-    def _programme(self, cuts: dict[int, int]) -> CutRelaxation:
+    def _program(self, cuts: dict[int, int]) -> CutRelaxation:
         tasks = sorted(cuts)
         return CutRelaxation(self.graph, self._precedence, tasks, [cuts[task] for task in tasks])
 

@@ -25,7 +25,7 @@ class Block:
     Attributes
     ----------
     forward, backward : tuple of int
-        Default operations, in the given order.
+        Default operations, in the input order.
     """
 
     forward: tuple[int, ...]
@@ -38,7 +38,7 @@ def partition(graph: Graph, least_forward: int = LEAST_FORWARD) -> tuple[Block, 
     A boundary lies where fewer tensors pass from one forward operation to later ones than
     anywhere near: at articulation tensors, such as the residual stream, also while tensors
     that live longer (an encoder's output, a mask, a skip) pass by. The backward is cut where
-    it has done with what one block made and begins with the block before; the given order
+    it has done with what one block made and begins with the block before; the input order
     stays.
 
     Parameters

@@ -23,26 +23,26 @@ LIMITS = 24
 """Numbers of bytes to keep in a block, from none to all, for which a mode is sought."""
 _SHARE_OF_CUT, _SHARE_OF_MODES = 0.6, 0.5
 _SHARE_OF_ANY_ORDER = 0.5
-"""For the bound over all orders: of the time that the given order took."""
+"""For the bound over all orders: of the time that the input order took."""
 _TRIES = 16
 _PRECISION = 1e-5
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-    """Return a schedule in the given order, with bounds for that order and for any.
+    """Return a schedule in the input order, with bounds for that order and for any.
 
     The network is cut where little passes from one operation to the next. First the step is
-    looked at when its memory peaks after the forward: there the programme of `cuts` falls
+    looked at when its memory peaks after the forward: there the program of `ilp` falls
     apart into one for each distinct block, whose exact answers a knapsack puts together. If
     what that says does not fit elsewhere, each distinct block gets modes (what to keep, how
-    high its backward may peak), and `chain` finds the best sequence of modes and of forward
+    high its backward may peak), and `dp` finds the best sequence of modes and of forward
     runs that keep nothing; the judge says by how much memory on the chain is off, and the
     chain's budget is moved until the network's is met.
 
-    Guarantee: the bounds hold for every schedule; the schedule is optimal in the given order
+    Guarantee: the bounds hold for every schedule; the schedule is optimal in the input order
     where they meet, as they mostly do down to half of the memory. When: deep networks whose
-    forward falls apart, up to 10^5 operations. Cost: a hundred small programmes per distinct
-    block, and a chain programme in the number of blocks. Memory: at most 512 MiB and 8 KiB an
+    forward falls apart, up to 10^5 operations. Cost: a hundred small programs per distinct
+    block, and a chain program in the number of blocks. Memory: at most 512 MiB and 8 KiB an
     operation. Reference: after the hierarchical approach of Zhao et al. 2023 (Rockmate), arXiv
     2307.01236.
 
@@ -52,18 +52,18 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         If the graph does not fall apart into blocks, or has alternatives.
     """
     if problem.floor.bytes > problem.budget_bytes:
-        return Proposal(None, "given order", math.inf, math.inf, infeasible=True)
+        return Proposal(None, "input order", math.inf, math.inf, infeasible=True)
     if problem.baseline.peak_bytes <= problem.budget_bytes:
-        return Proposal(problem.save_everything, "given order", problem.least_time, problem.least_time)
+        return Proposal(problem.save_everything, "input order", problem.least_time, problem.least_time)
     search = _Search(problem, deadline)
     search.run()
     messages = (f"blocks: {len(search.parts)}, {len({id(part.graph) for part in search.parts})} distinct",)
     return Proposal(
         search.best,
-        "given order",
-        max(search.bound, search.bound_any),
-        search.bound_any,
-        infeasible=math.isinf(search.bound_any) or (math.isinf(search.bound) and problem.order == "given"),
+        "input order",
+        max(search.bound, search.global_bound),
+        search.global_bound,
+        infeasible=math.isinf(search.global_bound) or (math.isinf(search.bound) and not problem.reorder),
         messages=messages,
     )
 
@@ -74,22 +74,24 @@ class _Search:
     def __init__(self, problem: Problem, deadline: Deadline) -> None:
         self.problem, self.deadline = problem, deadline
         if any(len(task) > 1 for task in problem.graph.index.tasks):
-            raise UnsuitableProblemError('"blocks" takes no alternatives to operations: use "auto", "cuts" or "chain"')
+            raise UnsuitableProblemError(
+                '"hierarchical" takes no alternatives to operations: use "auto", "ilp" or "dp"'
+            )
         blocks = partition(problem.graph)
         if len(blocks) < LEAST_BLOCKS or not blocks[-1].backward:
             raise UnsuitableProblemError(
-                f'"blocks" is for graphs that fall apart into {LEAST_BLOCKS} blocks or more, and this one has'
-                f' {len(blocks)}: use "auto", "cuts" or "anneal"'
+                f'"hierarchical" is for graphs that fall apart into {LEAST_BLOCKS} blocks or more, and this one has'
+                f' {len(blocks)}: use "auto", "ilp" or "anneal"'
             )
         self.parts = block_graphs(problem.graph, blocks)
         self.frontiers: dict[int, CutFrontier] = {}
         self.best: Schedule | None = None
         self.best_time = math.inf
-        self.bound = self.bound_any = problem.least_time
+        self.bound = self.global_bound = problem.least_time
 
     @property
     def closed(self) -> bool:
-        """Whether the best schedule is proven optimal in the given order."""
+        """Whether the best schedule is proven optimal in the input order."""
         return relative_gap(self.best_time, self.bound) <= TOLERANCE
 
     def run(self) -> None:
@@ -101,19 +103,19 @@ class _Search:
         self._offer(cut.schedule())
         if not self.closed and not math.isinf(self.bound):
             self._by_chain()
-        if self.problem.order == "any" and not self.deadline.passed:
+        if self.problem.reorder and not self.deadline.passed:
             free = OneCut(self.problem, self.parts, self.frontiers, at_peak=False)
             free.run(self.deadline.within(_SHARE_OF_ANY_ORDER * (clock.now() - begun)), self.best_time)
-            self.bound_any = free.bound
+            self.global_bound = free.bound
 
     def _offer(self, schedule: Schedule | None) -> int:
         """Judge a schedule, keep it if it fits and is faster, and return its peak."""
         if schedule is None:
             return 0
-        judged = simulate(self.problem.graph, schedule)
-        if judged.peak_bytes <= self.problem.budget_bytes and judged.time < self.best_time:
-            self.best, self.best_time = schedule, judged.time
-        return judged.peak_bytes
+        simulated = simulate(self.problem.graph, schedule)
+        if simulated.peak_bytes <= self.problem.budget_bytes and simulated.time < self.best_time:
+            self.best, self.best_time = schedule, simulated.time
+        return simulated.peak_bytes
 
     def _by_chain(self) -> None:
         chain = BlockChain(self.problem.graph, self.parts, self._modes())

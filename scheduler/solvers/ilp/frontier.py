@@ -36,13 +36,13 @@ class Point:
 class CutFrontier:
     """The time that a graph loses against the bytes live at the first run of one task.
 
-    Relaxed programmes give lines below the frontier, integer ones its points.
+    Relaxed programs give lines below the frontier, integer ones its points.
 
     Parameters
     ----------
     graph : Graph
     task : int
-        In the given order everything before it has run.
+        In the input order everything before it has run.
     most_bytes : int, optional
         What may be kept at most; by default everything that is read later.
 
@@ -67,7 +67,7 @@ class CutFrontier:
         self.made_before_bytes = sum(index.storage_bytes[s] for s in before)
         everything = sum(index.storage_bytes[s] for s in before & after)
         self.most_bytes = everything if most_bytes is None else most_bytes
-        self._precedence = Precedence(graph, "given")
+        self._precedence = Precedence(graph, reorder=False)
         self._base = least_time(graph)
         self._unit = 1
         self._answers: dict[int, CutAnswer] = {}
@@ -75,16 +75,16 @@ class CutFrontier:
         """By limit: time lost at least there, and what a byte more saves at most."""
 
     def sample(self, limit: int, deadline: Deadline) -> CutAnswer:
-        """Return what the programme says for at most so many bytes kept, and remember it."""
+        """Return what the program says for at most so many bytes kept, and remember it."""
         if limit not in self._answers:
-            answer = self._programme(limit).solve(deadline)
+            answer = self._program(limit).solve(deadline)
             if not (answer.exact or answer.infeasible):
                 return answer
             self._answers[limit] = answer
         return self._answers[limit]
 
     def relax(self, deadline: Deadline) -> None:
-        """Find lines whose maximum is the relaxed programme's frontier, as nearly as time allows."""
+        """Find lines whose maximum is the relaxed program's frontier, as nearly as time allows."""
         pending = [(0, self.most_bytes)]
         for limit in (0, self.most_bytes):
             self._relax(limit, deadline)
@@ -112,11 +112,11 @@ class CutFrontier:
     def _relax(self, limit: int, deadline: Deadline) -> None:
         if limit in self._lines:
             return
-        programme = self._programme(limit)
-        self._unit = programme.byte_scale if programme.exact_bytes else 1
-        line = programme.relaxed(deadline)
+        program = self._program(limit)
+        self._unit = program.byte_scale if program.exact_bytes else 1
+        line = program.relaxed(deadline)
         if line is not None:
-            # The programme speaks of whole units: its line goes through the last one within the limit.
+            # The program speaks of whole units: its line goes through the last one within the limit.
             whole = limit - limit % self._unit
             self._lines[limit] = line[0] - self._base - line[1] * (limit - whole), line[1]
 
@@ -194,5 +194,5 @@ class CutFrontier:
                 outside = middle
         return inside if inside < outside else outside
 
-    def _programme(self, limit: int) -> CutRelaxation:
+    def _program(self, limit: int) -> CutRelaxation:
         return CutRelaxation(self.graph, self._precedence, [self.task], [limit + self.made_bytes])

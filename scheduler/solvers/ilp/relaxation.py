@@ -1,8 +1,8 @@
-"""The schedule looked at only at a few moments: an integer programme that bounds every schedule.
+"""The schedule looked at only at a few moments: an integer program that bounds every schedule.
 
 At each cut, the first run of one task, binaries say which tensors are live (S) and which
 operations are computed again before the next cut (R). Every schedule maps to a feasible
-point of no greater cost, so the optimum is a lower bound; the solver `cuts` turns the point
+point of no greater cost, so the optimum is a lower bound; the solver `ilp` turns the point
 back into a schedule.
 """
 
@@ -16,17 +16,17 @@ from dataclasses import dataclass
 import pulp
 
 from scheduler.graph import Graph
-from scheduler.problem import Order, necessary_tasks
+from scheduler.problem import necessary_tasks
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.views import fold_views
-from scheduler.solvers.integer_program import MilpResult, Programme, TimeIsUpError, is_set
+from scheduler.solvers.integer_program import IntegerProgram, MilpResult, TimeIsUpError, is_set
 
 _LARGEST_COEFFICIENT = 2**24
 
 
 @dataclass(frozen=True)
 class CutAnswer:
-    """What the programme says.
+    """What the program says.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class CutAnswer:
     claimed_time : float
         Time that the point claims; the judge decides.
     exact : bool
-        The programme was solved to its optimum.
+        The program was solved to its optimum.
     """
 
     bound: float
@@ -58,25 +58,25 @@ class Precedence:
     Parameters
     ----------
     graph : Graph
-    order : "given" or "any"
-        In the given order, earlier tasks come before later ones. In any order, a task comes
+    reorder : bool
+        In the input order, earlier tasks come before later ones. In any order, a task comes
         after those that make what all its alternatives read, and every backward task after
         the forward tasks that the forward results need.
     """
 
-    def __init__(self, graph: Graph, order: Order) -> None:
-        self.order = order
+    def __init__(self, graph: Graph, *, reorder: bool) -> None:
+        self.reorder = reorder
         self.tasks = len(graph.index.tasks)
-        self._ancestors = [] if order == "given" else _ancestors(graph)
+        self._ancestors = _ancestors(graph) if reorder else []
         self._descendants: dict[int, int] = {}
 
     def before(self, task: int) -> int:
         """Return the tasks before that one, as bits."""
-        return (1 << task) - 1 if self.order == "given" else self._ancestors[task]
+        return self._ancestors[task] if self.reorder else (1 << task) - 1
 
     def after(self, task: int) -> int:
         """Return the tasks after that one, as bits."""
-        if self.order == "given":
+        if not self.reorder:
             return ((1 << self.tasks) - 1) ^ ((1 << (task + 1)) - 1)
         if task not in self._descendants:
             bits = "".join("1" if before >> task & 1 else "0" for before in reversed(self._ancestors))
@@ -94,7 +94,7 @@ class Precedence:
 
 
 class CutRelaxation:
-    """The integer programme over a chain of cuts.
+    """The integer program over a chain of cuts.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class CutRelaxation:
     deadline : Deadline, optional
         What is not built by then is not solved either: nothing is known.
 
-    Bytes are rounded in the schedule's favour, so that the bound is true; the judge decides
+    Bytes are rounded in the schedule's favor, so that the bound is true; the judge decides
     on what is found.
     """
 
@@ -125,25 +125,25 @@ class CutRelaxation:
         self.before = [precedence.before(cut) for cut in cuts]
         self.after = [precedence.after(cut) for cut in cuts]
         self.necessary = set(necessary_tasks(graph))
-        # Who reads a free view reads what it looks at: without it the programme is smaller and its relaxation tighter.
+        # Who reads a free view reads what it looks at: without it the program is smaller and its relaxation tighter.
         views = fold_views(graph, free=True)
         self.folded = views.folded
         self.inputs = [sorted({views.root[t] for t in ids} - {-1}) for ids in self.index.inputs]
         self.results = {views.root[t] for t, result in enumerate(self.index.is_result) if result}
         self.times, self.time_scale = _scaled_times(graph)
         self.byte_scale, self.exact_bytes = _byte_scale(graph, max(budgets))
-        self.programme = Programme("cuts", deadline)
+        self.program = IntegerProgram("ilp", deadline)
         self.constant = 0.0
         self.first_run: dict[int, pulp.LpVariable] = {}
         self.saved: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
         self.again: list[dict[int, pulp.LpVariable]] = [{} for _ in range(len(cuts) + 1)]
-        self._continuous = precedence.order == "given" and all(len(task) == 1 for task in self.index.tasks)
+        self._continuous = not precedence.reorder and all(len(task) == 1 for task in self.index.tasks)
         with suppress(TimeIsUpError):
             self._build(budgets)
 
     def solve(self, deadline: Deadline) -> CutAnswer:
-        """Minimise the time, by the deadline."""
-        result: MilpResult = self.programme.minimize(deadline)
+        """Minimize the time, by the deadline."""
+        result: MilpResult = self.program.minimize(deadline)
         if result.infeasible:
             return CutAnswer(math.inf, None, math.inf, exact=True)
         least = self.constant + max(0.0, result.bound)
@@ -162,7 +162,7 @@ class CutRelaxation:
 
         The two make a line below the time for every budget. None if no line was found.
         """
-        found = self.programme.relax(deadline, "bytes_0_")
+        found = self.program.relax(deadline, "bytes_0_")
         if found is None:
             return None
         value, price = found
@@ -188,15 +188,15 @@ class CutRelaxation:
                 constant.append(self.times[task[0]])
                 continue
             for i in task:
-                self.first_run[i] = self.programme.binary("first", self.times[i])
+                self.first_run[i] = self.program.binary("first", self.times[i])
                 if self.before[0] >> number & 1 and self.graph.operations[i].repeatable:
                     # Runs between the first one and the first cut count only for such tasks.
-                    self.again[0][i] = self.programme.binary("again_0", self.times[i])
+                    self.again[0][i] = self.program.binary("again_0", self.times[i])
             terms = [(self.first_run[i], 1.0) for i in task]
             if number in self.necessary:
                 # A necessary task has exactly one first run.
-                self.programme.at_least("first_runs", terms, 1)
-            self.programme.at_most("one_first_run", terms, 1)
+                self.program.at_least("first_runs", terms, 1)
+            self.program.at_most("one_first_run", terms, 1)
         self.constant = math.fsum(constant)
 
     def _add_variables(self, k: int) -> None:
@@ -207,7 +207,7 @@ class CutRelaxation:
                 self._add_again(k + 1, i)
                 for tensor in self.index.outputs[i]:
                     if tensor not in self.saved[k]:
-                        self.saved[k][tensor] = self.programme.binary(f"saved_{k}")
+                        self.saved[k][tensor] = self.program.binary(f"saved_{k}")
         if len(self.index.tasks[self.cuts[k]]) > 1:
             # After its first run a task with a choice may run once more, to make what that did not.
             for i in self.index.tasks[self.cuts[k]]:
@@ -215,7 +215,7 @@ class CutRelaxation:
 
     def _add_again(self, interval: int, i: int) -> None:
         if self.graph.operations[i].repeatable:
-            make = self.programme.fraction if self._continuous else self.programme.binary
+            make = self.program.fraction if self._continuous else self.program.binary
             self.again[interval][i] = make(f"again_{interval}", self.times[i])
 
     def _add_bytes(self, k: int, budget: int) -> None:
@@ -231,11 +231,11 @@ class CutRelaxation:
             if len(tensors) == 1:
                 terms.append((self.saved[k][tensors[0]], size))
                 continue
-            held = self.programme.fraction(f"held_{k}")
+            held = self.program.fraction(f"held_{k}")
             terms.append((held, size))
             for tensor in tensors:
                 # A storage is held while any of its tensors is live.
-                self.programme.at_least(f"held_{k}", [(held, 1.0), (self.saved[k][tensor], -1.0)], 0)
+                self.program.at_least(f"held_{k}", [(held, 1.0), (self.saved[k][tensor], -1.0)], 0)
         free = budget - index.resident_bytes
         task = index.tasks[self.cuts[k]]
         for i in task:
@@ -249,11 +249,11 @@ class CutRelaxation:
                     # The cut's operation reads its inputs: they are live.
                     row = [(self.saved[k][tensor], 1.0)]
                     if i in self.first_run:
-                        self.programme.at_least(f"input_{k}", [*row, (self.first_run[i], -1.0)], 0)
+                        self.program.at_least(f"input_{k}", [*row, (self.first_run[i], -1.0)], 0)
                     else:
-                        self.programme.at_least(f"input_{k}", row, 1)
+                        self.program.at_least(f"input_{k}", row, 1)
         # Sums of multiples of the scale stay within a limit if they stay within it rounded down.
-        self.programme.at_most(f"bytes_{k}", terms, free // scale if self.exact_bytes else -(-free // scale))
+        self.program.at_most(f"bytes_{k}", terms, free // scale if self.exact_bytes else -(-free // scale))
 
     def _made_bytes(self, i: int) -> int:
         index = self.index
@@ -265,7 +265,7 @@ class CutRelaxation:
         """What a later task reads is live at the cut or computed again before that task."""
         last = len(self.cuts) - 1
         window = self.before[k + 1] | 1 << self.cuts[k + 1] if k < last else -1
-        given = self.precedence.order == "given"
+        given = not self.precedence.reorder
         for number in _bits(self.after[k] & (window if given else -1)):
             if k < last and number == self.cuts[k + 1]:
                 continue  # its inputs are live at that cut, and reach it by the flow rows
@@ -278,9 +278,9 @@ class CutRelaxation:
                     row = [(self.saved[k][tensor], 1.0)]
                     row += [term for j in intervals for term in self._made_again(tensor, j)]
                     if first is None:
-                        self.programme.at_least(f"reader_{k}", row, 1)
+                        self.program.at_least(f"reader_{k}", row, 1)
                     else:
-                        self.programme.at_least(f"reader_{k}", [*row, (first, -1.0)], 0)
+                        self.program.at_least(f"reader_{k}", [*row, (first, -1.0)], 0)
 
     def _add_recomputation(self, k: int) -> None:
         """What is computed again has its inputs live at the cut or computed again as well."""
@@ -289,7 +289,7 @@ class CutRelaxation:
                 if tensor in self.saved[k]:
                     row = [(again, 1.0), (self.saved[k][tensor], -1.0)]
                     row += [(variable, -1.0) for variable, _ in self._made_again(tensor, k)]
-                    self.programme.at_most(f"needs_{k}", row, 0)
+                    self.program.at_most(f"needs_{k}", row, 0)
 
     def _add_flow(self, k: int) -> None:
         """What is live at a cut was live at the one before, or made since."""
@@ -298,19 +298,19 @@ class CutRelaxation:
             if k > 0 and tensor in self.saved[k - 1]:
                 row = [(saved, 1.0), (self.saved[k - 1][tensor], -1.0)]
                 row += [(variable, -1.0) for variable, _ in self._made_again(tensor, k - 1)]
-                self.programme.at_most(f"flow_{k}", row, 0)
+                self.program.at_most(f"flow_{k}", row, 0)
             elif any(i in self.first_run for i in makers):
                 made = [self.first_run[i] for i in makers if i in self.first_run]
                 made += [self.again[j][i] for j in range(k + 1) for i in makers if i in self.again[j]]
                 # A tensor that only some alternatives make is live only if one of them ran.
-                self.programme.at_most(f"made_{k}", [(saved, 1.0), *((variable, -1.0) for variable in made)], 0)
+                self.program.at_most(f"made_{k}", [(saved, 1.0), *((variable, -1.0) for variable in made)], 0)
 
     def _add_results(self) -> None:
         last = len(self.cuts) - 1
         for tensor, saved in self.saved[last].items():
             if tensor in self.results:
                 # A result made before the last cut is live at it or made again.
-                self.programme.at_least("result", [(saved, 1.0), *self._made_again(tensor, last)], 1)
+                self.program.at_least("result", [(saved, 1.0), *self._made_again(tensor, last)], 1)
 
     def _made_again(self, tensor: int, k: int) -> list[tuple[pulp.LpVariable, float]]:
         again = self.again[k + 1]

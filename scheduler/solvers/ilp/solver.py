@@ -24,7 +24,7 @@ MOST_OPERATIONS = 20_000
 """What comes before and after each task is a row of bits: with more, these take more than some hundred MB."""
 MOST_CUTS = 16
 SHARE_OF_TIME = 0.95
-"""Of the time left, what one programme may take: a bound cut short still holds."""
+"""Of the time left, what one program may take: a bound cut short still holds."""
 _WINDOWS = 24
 _SHARE_OF_TRIALS = 0.15
 _NEARLY = 1.2
@@ -32,18 +32,18 @@ _NEARLY = 1.2
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-    """Return a schedule in the given order, with bounds for that order and for any.
+    """Return a schedule in the input order, with bounds for that order and for any.
 
-    An integer programme looks at the schedule only where the save-everything step needs most
+    An integer program looks at the schedule only where the save-everything step needs most
     memory; its answer is a lower bound and says what to keep there. A walk through the
-    given order keeps that and computes the rest again when it is needed. If the judge finds
-    that it fits and costs what the programme claims, it is optimal; if not, the moment at
+    input order keeps that and computes the rest again when it is needed. If the judge finds
+    that it fits and costs what the program claims, it is optimal; if not, the moment at
     which it fails becomes a further cut.
 
-    Guarantee: the bounds hold for every schedule of the given order and of any order; the
-    schedule is optimal in the given order when time and bound meet, which on training
+    Guarantee: the bounds hold for every schedule of the input order and of any order; the
+    schedule is optimal in the input order when time and bound meet, which on training
     graphs they mostly do. When: training graphs of up to some thousand operations. Cost: one
-    integer programme of about 2 n binaries per cut, 0.01 to 1 s at n <= 1000. Memory: at most 512
+    integer program of about 2 n binaries per cut, 0.01 to 1 s at n <= 1000. Memory: at most 512
     MiB, for `MOST_OPERATIONS`.
 
     Raises
@@ -59,12 +59,12 @@ def search(problem: Problem, *, deadline: Deadline, seed: int, report: Report = 
     count = len(problem.graph.operations)
     if count > MOST_OPERATIONS:
         raise UnsuitableProblemError(
-            f'"cuts" takes up to {MOST_OPERATIONS} operations, and this graph has {count}: use "auto" or "greedy"'
+            f'"ilp" takes up to {MOST_OPERATIONS} operations, and this graph has {count}: use "auto" or "greedy"'
         )
     found = _Search(problem, deadline, report)
     found.run()
     if found.bound == math.inf and not found.infeasible:
-        found.messages.append("proven: no schedule fits in the given order; another order may")
+        found.messages.append("proven: no schedule fits in the input order; another order may")
     return found.proposal()
 
 
@@ -78,33 +78,33 @@ class _Search:
     best: Schedule | None = None
     best_time: float = math.inf
     bound: float = 0.0
-    bound_any: float = 0.0
+    global_bound: float = 0.0
     cuts: list[int] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     gains: dict[int, float] = field(default_factory=dict)
 
     @cached_property
     def given(self) -> Precedence:
-        """Of the given order."""
-        return Precedence(self.problem.graph, "given")
+        """Of the input order."""
+        return Precedence(self.problem.graph, reorder=False)
 
     @cached_property
     def free(self) -> Precedence:
         """Of any order."""
-        return Precedence(self.problem.graph, "any")
+        return Precedence(self.problem.graph, reorder=True)
 
     @property
     def infeasible(self) -> bool:
         """Whether it is proven that no schedule fits."""
-        return self.bound_any == math.inf or (self.problem.order == "given" and self.bound == math.inf)
+        return self.global_bound == math.inf or (not self.problem.reorder and self.bound == math.inf)
 
     def proposal(self) -> Proposal:
         """Return what was found and proven so far."""
         return Proposal(
             self.best,
-            "given order",
+            "input order",
             bound=self.bound,
-            bound_any=self.bound_any,
+            global_bound=self.global_bound,
             infeasible=self.infeasible,
             messages=tuple(self.messages),
             cuts=tuple(self.cuts),
@@ -116,49 +116,49 @@ class _Search:
         if problem.baseline.peak_bytes <= problem.budget_bytes:
             self.best, self.best_time = problem.save_everything, problem.baseline.time
             if relative_gap(self.best_time, problem.least_time) <= CLOSED:
-                self.bound = self.bound_any = problem.least_time
+                self.bound = self.global_bound = problem.least_time
                 return
         if problem.floor.bytes > problem.budget_bytes:
-            self.bound = self.bound_any = math.inf
+            self.bound = self.global_bound = math.inf
             return
-        schedule, judged = problem.save_everything, problem.baseline
+        schedule, simulated = problem.save_everything, problem.baseline
         while len(self.cuts) < MOST_CUTS and not self.deadline.passed:
-            cut = self._next_cut(schedule, judged)
+            cut = self._next_cut(schedule, simulated)
             if cut is None:
                 break
             self.cuts.append(cut)
-            if problem.order == "any":
-                self._bound_any_order()
+            if problem.reorder:
+                self._global_bound_order()
                 self.report(self.proposal())
             if self.deadline.passed:
                 break
             chain = self.given.chain(self.cuts)
-            answer = self._programme(self.given, chain).solve(self._slice())
+            answer = self._program(self.given, chain).solve(self._slice())
             self.bound = max(self.bound, answer.bound)
             if self._orders_agree(chain):
-                self.bound_any = max(self.bound_any, answer.bound)
+                self.global_bound = max(self.global_bound, answer.bound)
             self.report(self.proposal())
             if answer.infeasible or answer.live is None:
                 break
-            schedule, judged = self._decode(chain, answer.live)
+            schedule, simulated = self._decode(chain, answer.live)
             if self._closed():
                 break
             self._repair(chain, answer.live)
             if self._closed() or not answer.exact:
                 break
-        if problem.order == "given" and self.cuts:
-            self._bound_any_order()
+        if not problem.reorder and self.cuts:
+            self._global_bound_order()
         self.messages.append(f"cuts: {len(self.cuts)}")
 
-    def _bound_any_order(self) -> None:
+    def _global_bound_order(self) -> None:
         """Raise the bound over all orders by the cuts that follow one another in every order."""
         if not self._orders_agree(self.given.chain(self.cuts)):
-            answer = self._programme(self.free, self.free.chain(self.cuts)).solve(self._slice())
-            self.bound_any = max(self.bound_any, answer.bound)
-            self.bound = max(self.bound, self.bound_any)
+            answer = self._program(self.free, self.free.chain(self.cuts)).solve(self._slice())
+            self.global_bound = max(self.global_bound, answer.bound)
+            self.bound = max(self.bound, self.global_bound)
 
     def _orders_agree(self, chain: list[int]) -> bool:
-        """Return whether the programme over these cuts is the same in any order."""
+        """Return whether the program over these cuts is the same in any order."""
         everything = (1 << len(self.problem.graph.index.tasks)) - 1
         return self.free.chain(self.cuts) == chain and all(
             self.free.before(cut) == self.given.before(cut)
@@ -166,7 +166,7 @@ class _Search:
             for cut in chain
         )
 
-    def _programme(self, precedence: Precedence, chain: list[int]) -> CutRelaxation:
+    def _program(self, precedence: Precedence, chain: list[int]) -> CutRelaxation:
         budgets = [self.problem.budget_bytes] * len(chain)
         return CutRelaxation(self.problem.graph, precedence, chain, budgets, self.deadline)
 
@@ -177,12 +177,12 @@ class _Search:
         return self.best is not None and relative_gap(self.best_time, self.bound) <= CLOSED
 
     def _decode(self, chain: list[int], live: Sequence[frozenset[int]]) -> tuple[Schedule, Simulation]:
-        """Turn the programme's point into a schedule, and judge it."""
+        """Turn the program's point into a schedule, and judge it."""
         schedule = decode(self.problem.graph, chain, live)
         return schedule, self._keep_if_better(schedule)
 
     def _repair(self, chain: list[int], live: Sequence[frozenset[int]]) -> None:
-        """Evict more, greedily, until the programme's point fits."""
+        """Evict more, greedily, until the program's point fits."""
         greedy = GreedySearch(self.problem.graph, self.problem.budget_bytes)
         for cut, kept in zip(chain, live, strict=True):
             greedy.evict_across(cut, kept)
@@ -191,34 +191,34 @@ class _Search:
         self._keep_if_better(greedy.schedule())
 
     def _keep_if_better(self, schedule: Schedule) -> Simulation:
-        judged = simulate(self.problem.graph, schedule)
-        if judged.peak_bytes <= self.problem.budget_bytes and judged.time < self.best_time:
-            self.best, self.best_time = schedule, judged.time
-        return judged
+        simulated = simulate(self.problem.graph, schedule)
+        if simulated.peak_bytes <= self.problem.budget_bytes and simulated.time < self.best_time:
+            self.best, self.best_time = schedule, simulated.time
+        return simulated
 
-    def _next_cut(self, schedule: Schedule, judged: Simulation) -> int | None:
+    def _next_cut(self, schedule: Schedule, simulated: Simulation) -> int | None:
         """Return the task to look at next: where the schedule peaks, or elsewhere if a cut stands near."""
         firsts = first_runs(self.problem.graph, schedule)
-        peak = int(judged.memory.argmax())
+        peak = int(simulated.memory.argmax())
         around = min(firsts, key=lambda task: (firsts[task] < peak, abs(firsts[task] - peak)))
         behind = min(firsts, key=lambda task: (firsts[task] > peak, abs(firsts[task] - peak)))
-        far = judged.peak_bytes > _NEARLY * self.problem.budget_bytes
+        far = simulated.peak_bytes > _NEARLY * self.problem.budget_bytes
         if len(self.cuts) >= 2 and far and self._is_near_a_cut(around):
             shared = [task for task in self.problem.cuts if not self._is_near_a_cut(task)]
             if shared:
                 return shared[0]
-            self._try_pairs([self._last_over(firsts, judged), *self._champions()])
+            self._try_pairs([self._last_over(firsts, simulated), *self._champions()])
             gains = {task: gain for task, gain in self.gains.items() if gain > 0 and not self._is_near_a_cut(task)}
             if gains:
                 return max(gains, key=lambda task: gains[task])
-        highest = sorted(firsts, key=lambda task: judged.memory[firsts[task]], reverse=True)
+        highest = sorted(firsts, key=lambda task: simulated.memory[firsts[task]], reverse=True)
         return next((task for task in (around, behind, *highest) if task not in self.cuts), None)
 
-    def _last_over(self, firsts: dict[int, int], judged: Simulation) -> int:
+    def _last_over(self, firsts: dict[int, int], simulated: Simulation) -> int:
         """Return the last task of the stretch, from the peak on, whose first runs are over budget."""
-        peak, last = int(judged.memory.argmax()), -1
+        peak, last = int(simulated.memory.argmax()), -1
         for task in sorted(firsts, key=firsts.__getitem__):
-            if last >= 0 and firsts[task] >= peak and judged.memory[firsts[task]] <= self.problem.budget_bytes:
+            if last >= 0 and firsts[task] >= peak and simulated.memory[firsts[task]] <= self.problem.budget_bytes:
                 break
             last = task
         return last
@@ -245,7 +245,7 @@ class _Search:
                 self.gains[task] = self._bound_of(sorted((first, task)), deadline) - self.gains[first]
 
     def _bound_of(self, chain: list[int], deadline: Deadline) -> float:
-        answer = self._programme(self.given, chain).solve(deadline.within(deadline.remaining / 3))
+        answer = self._program(self.given, chain).solve(deadline.within(deadline.remaining / 3))
         self.bound = max(self.bound, answer.bound)
         return answer.bound
 
@@ -253,7 +253,7 @@ class _Search:
 def decode(graph: Graph, chain: Sequence[int], live: Sequence[frozenset[int]]) -> Schedule:
     """Return the schedule that keeps exactly these tensors at the cuts.
 
-    The walk follows the given order; at a cut it makes sure of the tensors to keep and
+    The walk follows the input order; at a cut it makes sure of the tensors to keep and
     drops the others, and before each operation it computes again what is missing.
 
     Parameters

@@ -32,7 +32,7 @@ MOST_STEPS = 2**40
 MOST_MIXED_ENTRIES = 2**27
 """Steps times slots of the table behind mixed schedules: 4 bytes each."""
 MOST_RUNS = 1_000_000
-"""Schedules of more runs are not judged."""
+"""Schedules of more runs are not simulated."""
 _CHUNK = 2**14
 _VERBS = np.array(["forward", "save", "backward"], dtype=object)
 _MAY_DIFFER = ("name", "parameter_bytes")
@@ -41,7 +41,7 @@ _MAY_DIFFER = ("name", "parameter_bytes")
 def revolve_actions(steps: int, slots: int, *, mixed: bool = False) -> Iterator[Action]:
     """Stream the schedule of a uniform chain that takes the fewest forward runs for its slots.
 
-    Step i leads from state i to state i + 1. An action is a tuple (verb, start, stop):
+    Step i leads from state i to state i + 1. An action is a tuple (action, start, stop):
 
     - ("forward", i, j) runs the steps i to j - 1 without saving; state i stays;
     - ("save", i, i + 1) runs step i with saving its data for the backward;
@@ -144,7 +144,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     Guarantee: the fewest forward runs of all schedules that keep at most that many states, the
     input of the chain included, and no saved data. Search space: that family. When: uniform
-    chains whose saved data is too large to keep; "chain" is never slower. Cost: one judged
+    chains whose saved data is too large to keep; "dp" is never slower. Cost: one simulated
     schedule for each number of slots tried, O(log n) of them. Memory: at most 256 MiB.
 
     Reference: Griewank and Walther 2000, "Algorithm 799: revolve", ACM TOMS 26(1).
@@ -158,7 +158,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
 
 def propose_slots(problem: Problem, deadline: Deadline, *, mixed: bool) -> Proposal:
-    """Return the schedule of `revolve_actions` with the most slots whose judged peak fits.
+    """Return the schedule of `revolve_actions` with the most slots whose simulated peak fits.
 
     The number of slots doubles until it no longer fits, and is then found by halving.
     """
@@ -178,11 +178,15 @@ def propose_slots(problem: Problem, deadline: Deadline, *, mixed: bool) -> Propo
     most = min(steps, MOST_MIXED_ENTRIES // steps) if mixed else steps
     slots = _most(fewest, most, fits, deadline)
     kept = "states or data" if mixed else "states"
-    bound_any = one_cut_bound(chain_costs(chain), problem.budget_bytes)
+    global_bound = one_cut_bound(chain_costs(chain), problem.budget_bytes)
     if slots not in found:
         message = f"the fewest slots tried need {format_bytes(min(peaks))}" if peaks else "out of time"
         return Proposal(
-            None, f"slots of {kept}", bound_any=bound_any, infeasible=bound_any == math.inf, messages=(message,)
+            None,
+            f"slots of {kept}",
+            global_bound=global_bound,
+            infeasible=global_bound == math.inf,
+            messages=(message,),
         )
     layer = chain.layers[0]
     extra = extra_forwards(steps, slots, mixed=mixed)
@@ -190,7 +194,7 @@ def propose_slots(problem: Problem, deadline: Deadline, *, mixed: bool) -> Propo
         found[slots],
         f"{slots} slots of {kept}",
         bound=steps * (layer.forward_time + layer.backward_time) + extra * layer.forward_without_saving_time,
-        bound_any=bound_any,
+        global_bound=global_bound,
         messages=(f"slots: {slots}",),
     )
 
@@ -198,11 +202,11 @@ def propose_slots(problem: Problem, deadline: Deadline, *, mixed: bool) -> Propo
 def chain_schedule(chain: Chain, slots: int, *, mixed: bool = False) -> Schedule:
     """Return the actions of `revolve_actions` on a chain, a layer being a step."""
     runs = ChainRuns(chain)
-    for verb, start, stop in revolve_actions(len(chain.layers), slots, mixed=mixed):
-        if verb == "forward":
+    for action, start, stop in revolve_actions(len(chain.layers), slots, mixed=mixed):
+        if action == "forward":
             for layer in range(start, stop):
                 runs.forward(layer)
-        elif verb == "save":
+        elif action == "save":
             runs.forward_saving(start)
         else:
             runs.backward(start)
@@ -219,13 +223,13 @@ def uniform_chain(problem: Problem, solver: str) -> Chain:
     """
     chain = problem.chain
     if chain is None:
-        raise UnsuitableProblemError(f'"{solver}" solves chains of equal layers, not graphs: use "auto" or "cuts"')
+        raise UnsuitableProblemError(f'"{solver}" solves chains of equal layers, not graphs: use "auto" or "ilp"')
     first = chain.layers[0]
     for layer in chain.layers:
         for field in _differences(first, layer):
             raise UnsuitableProblemError(
                 f'"{solver}" solves chains of equal layers, and layer "{layer.name}" differs from "{first.name}" in'
-                f' {field}: {getattr(layer, field)!r} against {getattr(first, field)!r}; use "chain"'
+                f' {field}: {getattr(layer, field)!r} against {getattr(first, field)!r}; use "dp"'
             )
     return chain
 
@@ -275,7 +279,7 @@ def _checked(steps: int, slots: int, mixed: bool) -> tuple[int, int]:
 
 
 def _fewest_slots(steps: int, mixed: bool) -> int:
-    """Return the least number of slots whose schedule has few enough runs to be judged."""
+    """Return the least number of slots whose schedule has few enough runs to be simulated."""
     slots = 1
     while steps + extra_forwards(steps, slots, mixed=mixed) > MOST_RUNS:
         slots += 1

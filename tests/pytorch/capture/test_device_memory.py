@@ -153,7 +153,7 @@ def test_layers_count_what_stands_beside_them_too():
     expected = 1000 + storage_bytes(state_tensors(optimizer))
     assert chain.graph.resident_bytes - plain.graph.resident_bytes == expected
     assert sc.Chain.from_dict(chain.to_dict()) == chain
-    options = {"granularity": "layers", "solver": "chain", "reserve": 1000, "optimizer": optimizer}
+    options = {"granularity": "layers", "solver": "dp", "reserve": 1000, "optimizer": optimizer}
     module = checkpointed(list(model), "100%", (batch(),), loss=mean_square, **options)
     again = checkpointed(list(model), module.plan, (batch(),), loss=mean_square)
     assert counted(again.plan.graph, "optimizer:") == expected - 1000

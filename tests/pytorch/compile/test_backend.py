@@ -89,7 +89,7 @@ def test_a_compiled_model_trains_as_under_autograd_in_the_planned_memory_at_each
     assert first.shapes != second.shapes
     args, kwargs = cases[0].batch(1)
     between, peak = watched.measure(module, args, kwargs, lambda: compiled(*args, **kwargs))
-    assert between == first.boundary_bytes
+    assert between == first.saved_bytes
     assert first.plan.graph.resident_bytes + peak == first.plan.peak_bytes
     assert first.plan.peak_bytes <= first.plan.budget_bytes < first.plan.baseline_peak_bytes
 
@@ -269,7 +269,7 @@ def test_a_reserve_counts_as_resident():
     [
         ({"budget": "50%", "compiler": "llvm"}, InvalidOptionError, "compiler"),
         ({"budget": "50%", "graph_breaks": "ignore"}, InvalidOptionError, "graph_breaks"),
-        ({"budget": "1GiB", "compiler": "inductor", "graph_breaks": "share"}, InvalidOptionError, "per cent"),
+        ({"budget": "1GiB", "compiler": "inductor", "graph_breaks": "share"}, InvalidOptionError, "percent"),
         ({"budget": "8G"}, InvalidBudgetError, "8G"),
     ],
 )

@@ -28,7 +28,7 @@ from tests.support.pytorch.planning import (
     train,
 )
 
-EXISTING = DeviceMemory(existing_gradients=True)
+EXISTING = DeviceMemory(accumulate_gradients=True)
 
 schedules = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 
@@ -90,11 +90,11 @@ def test_gradients_are_added_to_existing_ones_in_the_predicted_memory(name, sche
     assert captured.graph.resident_bytes + tracker.peak_bytes == simulate(captured.graph, made).peak_bytes
 
 
-def test_existing_gradients_are_resident_and_new_ones_are_no_results():
+def test_accumulate_gradients_are_resident_and_new_ones_are_no_results():
     model = linear_layers(2)
     model.append(nn.Linear(64, 3))
     model[0].requires_grad_(False)
-    graph = trace(model, (batch(4, 64),), loss=mean_square, costs="flops", existing_gradients=True)
+    graph = trace(model, (batch(4, 64),), loss=mean_square, costs="flops", accumulate_gradients=True)
     held = {name: graph.tensor(name).size_bytes for name in graph.resident if name.startswith("gradient:")}
     assert held == {"gradient:1.weight": 64 * 64 * 4, "gradient:2.weight": 64 * 3 * 4, "gradient:2.bias": 3 * 4}
     plain = trace(model, (batch(4, 64),), loss=mean_square, costs="flops")
@@ -279,9 +279,9 @@ def test_several_steps_in_segments_may_be_outstanding():
         assert torch.equal(one.grad, other.grad)
 
 
-def test_a_plan_for_existing_gradients_is_a_file_like_any_other(tmp_path):
+def test_a_plan_for_accumulate_gradients_is_a_file_like_any_other(tmp_path):
     model, x = linear_layers(), batch(64, 64)
-    options = {"costs": "flops", "solver": "greedy", "existing_gradients": True}
+    options = {"costs": "flops", "solver": "greedy", "accumulate_gradients": True}
     module = checkpointed(model, "70%", (x,), loss=mean_square, **options)
     module.plan.save(tmp_path / "plan.json")
     plan = sc.Plan.load(tmp_path / "plan.json")
@@ -291,8 +291,8 @@ def test_a_plan_for_existing_gradients_is_a_file_like_any_other(tmp_path):
     again = checkpointed(linear_layers(), plan, (x,), loss=mean_square)
     assert len(again.program.backward) == len(module.program.backward) == 8
     check_equal(train(again, [((x,), {})]), train(linear_layers(), [((x,), {})], mean_square))
-    with pytest.raises(InvalidOptionError, match="existing_gradients"):
-        checkpointed(model, plan, (x,), loss=mean_square, existing_gradients=True)
+    with pytest.raises(InvalidOptionError, match="accumulate_gradients"):
+        checkpointed(model, plan, (x,), loss=mean_square, accumulate_gradients=True)
 
 
 @pytest.mark.parametrize("solver", sc.solver_names())
@@ -302,7 +302,7 @@ def test_a_solver_serves_a_graph_whose_gradients_are_accumulated_if_it_serves_ot
         return sc.solve(graph, "100%", solver=solver, time_limit=2.0)
 
     try:
-        solution = solve(existing_gradients=True)
+        solution = solve(accumulate_gradients=True)
     except UnsuitableProblemError:
         with pytest.raises(UnsuitableProblemError):
             solve()
@@ -313,7 +313,7 @@ def test_a_solver_serves_a_graph_whose_gradients_are_accumulated_if_it_serves_ot
 def test_layers_add_their_gradients_to_existing_ones_in_the_predicted_memory():
     model, plain, x = linear_layers(), linear_layers(), batch(16, 64)
     module = checkpointed(
-        model, "80%", (x,), loss=mean_square, granularity="layers", existing_gradients=True, solver="chain"
+        model, "80%", (x,), loss=mean_square, granularity="layers", accumulate_gradients=True, solver="dp"
     )
     for seed in (1, 2):
         module(batch(16, 64, seed=seed)).backward()
@@ -332,7 +332,7 @@ def test_a_layer_used_twice_holds_its_gradient_until_both_are_there():
     model, x = nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(64, 64, bias=False)), batch(4, 64)
     plain = copy.deepcopy(model)
     module = checkpointed(
-        model, "100%", (x,), loss=mean_square, granularity="layers", existing_gradients=True, solver="chain"
+        model, "100%", (x,), loss=mean_square, granularity="layers", accumulate_gradients=True, solver="dp"
     )
     for _ in range(2):
         module(x).backward()

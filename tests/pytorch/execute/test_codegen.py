@@ -71,5 +71,5 @@ def test_generated_code_costs_little_more_than_autograd():
     steps = {"eager": training_step(case.module, case.args), "planned": training_step(module, case.args)}
     times = measure_times(steps, 8, clock=time.process_time)
     ratios = [planned / eager for eager, planned in zip(*times.values(), strict=True)]
-    # Measured at realistic sizes it is within 5 %; the bound is generous for noisy machines.
+    # Measured at realiztic sizes it is within 5 %; the bound is generous for noisy machines.
     assert statistics.median(ratios) < 1.25

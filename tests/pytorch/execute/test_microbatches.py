@@ -38,8 +38,8 @@ def run(module: nn.Module, model: nn.Module, stage: int) -> tuple[list[Tensor], 
 @pytest.mark.parametrize("stage", range(STAGES))
 def test_a_stage_holds_what_its_plan_claims(stage):
     model, plain, example = network(), network(), torch.randn(ROWS, WIDTH)
-    graph = trace(model, (example,), loss=mean_square, costs="flops", existing_gradients=True)
-    (planned,) = sc.plan_stages([graph], "60%", STAGES - stage, time_limit=2.0)
+    graph = trace(model, (example,), loss=mean_square, costs="flops", accumulate_gradients=True)
+    (planned,) = sc.plan_pipeline([graph], "60%", STAGES - stage, time_limit=2.0)
     module = checkpointed(model, planned.plan, (example,), loss=mean_square)
     gradients, peak = run(module, model, stage)
     expected, plain_peak = run(lambda x: mean_square(plain(x)), plain, stage)

@@ -105,7 +105,7 @@ def replicated(rank: int) -> dict[str, object]:
     model, x = network(), share(0, rank)
 
     def make() -> Plan:
-        graph = trace(model, (x,), loss=mean_square, costs="flops", existing_gradients=True)
+        graph = trace(model, (x,), loss=mean_square, costs="flops", accumulate_gradients=True)
         return sc.make_plan(graph, "60%")
 
     plan = share_plan(make if rank == 0 else not_called)
@@ -134,11 +134,11 @@ def sharded(rank: int) -> dict[str, object]:
     shards = 2 * BLOCKS * unit // PROCESSES  # of parameters and of gradients
     gathered = 2 * unit  # buffers of two all-gathers
     scattered = 2 * unit + unit // PROCESSES  # inputs of two reduce-scatters and an output
-    made: list[sc.StagePlan] = []
+    made: list[sc.PipelineStagePlan] = []
 
     def make() -> Plan:
         graph = trace(model[1], example, costs="flops", workspaces=True, reserve=shards + gathered + scattered)
-        made.extend(sc.plan_stages([graph], "60%", BLOCKS, time_limit=2.0))
+        made.extend(sc.plan_pipeline([graph], "60%", BLOCKS, time_limit=2.0))
         return made[0].plan
 
     plan = share_plan(make if rank == 0 else not_called)
@@ -153,7 +153,7 @@ def sharded_and_frozen(rank: int) -> dict[str, object]:
     model, example = network(frozen=True), (torch.randn(ROWS, WIDTH, requires_grad=True),)
 
     def make() -> Plan:
-        (stage,) = sc.plan_stages([trace(model[1], example, costs="flops")], "60%", BLOCKS, time_limit=2.0)
+        (stage,) = sc.plan_pipeline([trace(model[1], example, costs="flops")], "60%", BLOCKS, time_limit=2.0)
         return stage.plan
 
     plan = share_plan(make if rank == 0 else not_called)

@@ -86,7 +86,7 @@ def test_a_tiny_gpt2_trains_as_without_a_plan_and_within_the_budget(tmp_path):
     assert "forward" not in vars(planned.model)
 
 
-def test_gradient_accumulation_counts_existing_gradients(tmp_path):
+def test_gradient_accumulation_counts_accumulate_gradients(tmp_path):
     callback = TransformersCallback("60%", **OPTIONS)
     runs = [train(tmp_path, *callbacks, steps=3, gradient_accumulation_steps=2) for callbacks in ([callback], [])]
     planned, plain = runs

@@ -16,7 +16,7 @@ from scheduler.pytorch.integrations.torch_checkpoint import LayerSpan, layer_spa
 from scheduler.pytorch.measurement.memory import FlopCounter, StorageTracker, resident_tensors
 from scheduler.pytorch.models.catalog import make_model
 from scheduler.schedule import schedule_from_runs
-from scheduler.solution import Proposal, judge
+from scheduler.solution import Proposal, grade
 from tests.support.pytorch.layered import counted_calls, plan_of_schedule
 from tests.support.pytorch.planning import recompute_most, save_everything
 from tests.support.pytorch.regression import mean_square
@@ -38,7 +38,7 @@ def perceptrons(count: int = 3) -> nn.Sequential:
 def plan_of(graph: sc.Graph, schedule: sc.Schedule) -> Plan:
     """A plan of operations made by hand."""
     problem = Problem(graph, 2**62)
-    return Plan.of(graph, judge(problem, Proposal(schedule, "any"), solver="by hand", seconds=0.0))
+    return Plan.of(graph, grade(problem, Proposal(schedule, "any"), solver="by hand", seconds=0.0))
 
 
 def recompute_gelus(graph: sc.Graph) -> sc.Schedule:
@@ -97,7 +97,7 @@ def test_layers_in_their_spans_train_as_planned():
     model = nn.Sequential(*perceptrons(8), MeanSquare())
     plain = copy.deepcopy(model)
     chain = profile_layers(model, (batch(),))
-    spans = layer_spans(sc.make_plan(chain, "60%", solver="chain"))
+    spans = layer_spans(sc.make_plan(chain, "60%", solver="dp"))
     assert [layer for span in spans for layer in span.layers] == [layer.name for layer in chain.layers]
     with counted_calls(list(model)) as counts:
         x, layers = batch(), iter(model)
@@ -201,7 +201,7 @@ def test_plans_that_an_export_cannot_express_are_refused():
             return outputs
 
     model = perceptrons()
-    layers = sc.make_plan(profile_layers(model, (batch(),), loss=mean_square), "100%", solver="chain")
+    layers = sc.make_plan(profile_layers(model, (batch(),), loss=mean_square), "100%", solver="dp")
     graph = trace(model, (batch(),), costs="flops")
     operations = plan_of(graph, save_everything(graph))
     with pytest.raises(InvalidOptionError, match="layer_spans"):

@@ -59,7 +59,7 @@ def mixed(request) -> tuple[nn.Sequential, Chain, bool]:
 @pytest.mark.parametrize("budget", ["100%", "70%", "50%", "35%", "25%"])
 def test_a_mixed_stack_trains_within_its_budget_as_under_autograd(mixed, budget):
     original, chain, autocast = mixed
-    plan = make_plan(chain, budget, solver="chain")
+    plan = make_plan(chain, budget, solver="dp")
     model, plain = copy.deepcopy(original), copy.deepcopy(original)
     state = mixed_state()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

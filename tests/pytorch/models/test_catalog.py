@@ -127,8 +127,8 @@ def test_an_unknown_model_is_refused_with_what_is_known(name, message):
 
 
 def test_options_that_a_factory_does_not_take_are_refused():
-    with pytest.raises(UnknownModelError, match="colour"):
-        make_model("convnet", colour="red")
+    with pytest.raises(UnknownModelError, match="color"):
+        make_model("convnet", color="red")
 
 
 def test_a_case_without_another_batch_says_so():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import scheduler as sc
 from scheduler.errors import InvalidScheduleError
 from scheduler.problem import Problem, parse_budget
-from scheduler.schedule import follows_given_order, runs_of, schedule_from_runs
+from scheduler.schedule import follows_input_order, runs_of, schedule_from_runs
 from scheduler.solvers import greedy
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.solver import Walker, polish, propose
@@ -43,12 +43,12 @@ def memory_kept(walker: Walker) -> np.ndarray:
     return (state.memory + np.repeat(state.pending, BLOCK))[state.run >= 0]
 
 
-def judged(graph: sc.Graph, walker: Walker) -> tuple[sc.Simulation, np.ndarray]:
+def simulated(graph: sc.Graph, walker: Walker) -> tuple[sc.Simulation, np.ndarray]:
     """The judge's word on the walker's sequence: it raises if a rule is broken."""
     runs = walker.contraction.expand(walker.state.run[walker.state.run >= 0].tolist())
     schedule = schedule_from_runs(graph, runs)
     simulation = sc.simulate(graph, schedule)
-    during = [isinstance(verb, sc.Compute) for verb in schedule]
+    during = [isinstance(action, sc.Compute) for action in schedule]
     return simulation, simulation.memory[during]
 
 
@@ -58,7 +58,7 @@ def test_every_state_is_a_schedule_and_its_memory_is_never_below_the_judges(data
     graph = data.draw(st.one_of(graphs(), joint_graphs()))
     budget = data.draw(st.integers(0, 40))
     walker = walker_after(graph, budget, data.draw(st.integers(1, 400)), free=free)
-    simulation, _ = judged(graph, walker)
+    simulation, _ = simulated(graph, walker)
     kept = memory_kept(walker)
     assert simulation.peak_bytes <= int(kept.max()) + budget
     assert walker.state.counts[AREA] == np.maximum(kept, 0).sum()
@@ -77,17 +77,17 @@ def test_without_shared_storages_memory_and_time_are_the_judges(data: st.DataObj
     )
     budget = data.draw(st.integers(0, 40))
     walker = walker_after(graph, budget, data.draw(st.integers(1, 400)), free=free)
-    simulation, during = judged(graph, walker)
+    simulation, during = simulated(graph, walker)
     assert np.array_equal(memory_kept(walker) + budget, during)
     assert walker.state.levels[COST] == pytest.approx(simulation.time)
 
 
-@pytest.mark.parametrize("order", ["given", "any"])
+@pytest.mark.parametrize("reorder", [False, True])
 @pytest.mark.parametrize("budget", [20, 24, 28])
-def test_on_a_chain_of_six_it_finds_what_the_exhaustive_search_finds(budget: int, order: str) -> None:
+def test_on_a_chain_of_six_it_finds_what_the_exhaustive_search_finds(budget: int, reorder: bool) -> None:
     graph = uniform_chain(6)
-    best = optimum(graph.to_dict(), budget, "given order" if order == "given" else "any")
-    problem = Problem(graph, budget, order)
+    best = optimum(graph.to_dict(), budget, "any" if reorder else "input order")
+    problem = Problem(graph, budget, reorder)
     found = polish(problem, problem.save_everything, deadline=NEVER, seed=0, moves=400_000)
     assert sc.simulate(graph, found).peak_bytes <= budget
     assert sc.simulate(graph, found).time == best
@@ -105,20 +105,20 @@ def test_another_order_needs_no_recomputation_where_the_given_one_does() -> None
         [sc.Tensor("a", 8), sc.Tensor("b", 8), sc.Tensor("small_a", 1), sc.Tensor("small_b", 1)],
         results=["small_a", "small_b"],
     )
-    free = propose(Problem(graph, 10, "any"), deadline=Deadline(5), seed=0)
+    free = propose(Problem(graph, 10), deadline=Deadline(5), seed=0)
     assert free.schedule is not None
     assert sc.simulate(graph, free.schedule).time == 12.0
     assert sc.simulate(graph, free.schedule).peak_bytes == 10
-    # In the given order each is made twice: at once, and again alone before it is reduced.
-    given_order = propose(Problem(graph, 10, "given"), deadline=Deadline(5), seed=0)
-    assert given_order.schedule is not None
-    assert sc.simulate(graph, given_order.schedule).time == 22.0
+    # In the input order each is made twice: at once, and again alone before it is reduced.
+    input_order = propose(Problem(graph, 10, reorder=False), deadline=Deadline(5), seed=0)
+    assert input_order.schedule is not None
+    assert sc.simulate(graph, input_order.schedule).time == 22.0
 
 
-@pytest.mark.parametrize("order", ["given", "any"])
-def test_the_same_seed_and_moves_give_the_same_answer(order: str) -> None:
+@pytest.mark.parametrize("reorder", [False, True])
+def test_the_same_seed_and_moves_give_the_same_answer(reorder: bool) -> None:
     graph = conv_net(6)
-    problem = Problem(graph, parse_budget("60%", graph), order)
+    problem = Problem(graph, parse_budget("60%", graph), reorder)
     first, second = (polish(problem, problem.save_everything, deadline=NEVER, seed=7, moves=60_000) for _ in range(2))
     assert first == second
     assert first != problem.save_everything
@@ -127,14 +127,14 @@ def test_the_same_seed_and_moves_give_the_same_answer(order: str) -> None:
 @pytest.mark.parametrize("share", ["80%", "60%"])
 def test_polishing_never_makes_a_start_slower_and_keeps_to_the_budget_and_the_order(share: str) -> None:
     graph = conv_net(8)
-    problem = Problem(graph, parse_budget(share, graph), "given")
+    problem = Problem(graph, parse_budget(share, graph), reorder=False)
     start = greedy.propose(problem, deadline=NEVER, seed=0).schedule
     assert start is not None
     found = polish(problem, start, deadline=NEVER, seed=1, moves=40_000)
-    judged = sc.simulate(graph, found)
-    assert judged.time <= sc.simulate(graph, start).time
-    assert judged.peak_bytes <= problem.budget_bytes
-    assert follows_given_order(graph, found)
+    simulated = sc.simulate(graph, found)
+    assert simulated.time <= sc.simulate(graph, start).time
+    assert simulated.peak_bytes <= problem.budget_bytes
+    assert follows_input_order(graph, found)
 
 
 def test_polishing_returns_the_start_where_nothing_fits() -> None:
@@ -172,9 +172,9 @@ def test_views_are_made_again_where_their_base_is() -> None:
         results=["r"],
     )  # fmt: skip
     found = polish(Problem(graph, 10), Problem(graph, 10).save_everything, deadline=NEVER, seed=0, moves=20_000)
-    judged = sc.simulate(graph, found)
-    assert judged.peak_bytes <= 10
-    assert judged.recomputed == {"x": 1, "v": 1, "p": 0, "y": 0, "q": 0, "r": 0}
+    simulated = sc.simulate(graph, found)
+    assert simulated.peak_bytes <= 10
+    assert simulated.recomputed == {"x": 1, "v": 1, "p": 0, "y": 0, "q": 0, "r": 0}
 
 
 def test_time_is_up_within_a_second_also_on_thousands_of_operations() -> None:

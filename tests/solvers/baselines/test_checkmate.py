@@ -1,4 +1,4 @@
-"""The stage programme against every schedule of stages, judged one by one."""
+"""The stage program against every schedule of stages, simulated one by one."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def test_it_is_the_best_of_all_schedules_of_stages(graph: sc.Graph, tighter: int
 @pytest.mark.parametrize("budget", range(16, 33, 4))
 def test_on_a_chain_of_six_stages_lose_nothing(budget: int) -> None:
     graph = uniform_chain(6)
-    solution = sc.solve(graph, budget, solver="milp", order="given")
+    solution = sc.solve(graph, budget, solver="checkmate", reorder=False)
     assert solution.status is sc.Status.OPTIMAL
-    assert solution.time == solution.bound == optimum(graph.to_dict(), budget, "given order")
+    assert solution.time == solution.bound == optimum(graph.to_dict(), budget, "input order")
 
 
 def test_its_bound_says_nothing_about_other_schedules() -> None:
     graph = conv_net(2)
-    solution = sc.solve(graph, "80%", solver="milp")
+    solution = sc.solve(graph, "80%", solver="checkmate")
     assert solution.search_space == "stages"
-    assert solution.bound == solution.time > solution.bound_any == Problem(graph, 0).least_time
+    assert solution.bound == solution.time > solution.global_bound == Problem(graph, 0).least_time
 
 
-def test_bytes_that_do_not_fit_the_programme_are_rounded_and_judged() -> None:
+def test_bytes_that_do_not_fit_the_program_are_rounded_and_simulated() -> None:
     # Sizes are odd and above 2^40: three tensors of x fit, and x0 (resident), x1, x2, x3, g3 do not.
     size = 2**40 + 1
     graph = uniform_chain(3, size=size)
-    solution = sc.solve(graph, 4 * size, solver="milp")
+    solution = sc.solve(graph, 4 * size, solver="checkmate")
     assert (solution.time, solution.peak_bytes, solution.status) == (10.0, 4 * size, sc.Status.OPTIMAL)
-    assert sc.solve(graph, 4 * size - 1, solver="milp").status is sc.Status.INFEASIBLE
+    assert sc.solve(graph, 4 * size - 1, solver="checkmate").status is sc.Status.INFEASIBLE
 
 
 def test_out_of_time_it_claims_nothing() -> None:
@@ -55,7 +55,7 @@ def test_out_of_time_it_claims_nothing() -> None:
     assert proposal.bound <= 20.0
 
 
-def test_the_time_limit_holds_while_the_programme_is_built() -> None:
+def test_the_time_limit_holds_while_the_program_is_built() -> None:
     graph = uniform_chain(38)
     problem = Problem(graph, Problem(graph, 0).baseline.peak_bytes // 2)
     started = time.monotonic()
@@ -67,16 +67,16 @@ def test_the_time_limit_holds_while_the_programme_is_built() -> None:
 
 def test_what_it_cannot_express_is_refused() -> None:
     with pytest.raises(UnsuitableProblemError, match="up to 80 operations"):
-        sc.solve(uniform_chain(40), "50%", solver="milp")
+        sc.solve(uniform_chain(40), "50%", solver="checkmate")
     view = sc.Graph(
         [sc.Operation("a", [], ["x"], 1.0), sc.Operation("view", ["x"], ["y"], 0.0)],
         [sc.Tensor("x", 1), sc.Tensor("y", 1, "x")],
         results=["y"],
     )
     with pytest.raises(UnsuitableProblemError, match="share a storage"):
-        sc.solve(view, 10, solver="milp")
+        sc.solve(view, 10, solver="checkmate")
     either = sc.Graph(
         [sc.Operation("a", [], ["x"], 1.0), sc.Operation("b", [], ["x"], 2.0)], [sc.Tensor("x", 1)], results=["x"]
     )
     with pytest.raises(UnsuitableProblemError, match="no alternatives"):
-        sc.solve(either, 10, solver="milp")
+        sc.solve(either, 10, solver="checkmate")

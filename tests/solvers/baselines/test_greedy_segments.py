@@ -105,8 +105,8 @@ def test_on_an_uneven_chain_some_threshold_is_as_good_as_the_best_two_segments()
         for starts in combinations(range(1, 8), count)
     ]
     least = min(entry.peak_bytes for entry in by_hand)
-    judged = solve_greedily(chain.graph, least, chain)
-    assert judged.peak_bytes <= least
+    simulated = solve_greedily(chain.graph, least, chain)
+    assert simulated.peak_bytes <= least
 
 
 def test_equal_segments_of_an_uneven_chain_need_more_than_greedy_ones() -> None:
@@ -120,10 +120,10 @@ def test_equal_segments_of_an_uneven_chain_need_more_than_greedy_ones() -> None:
 def test_what_is_after_the_last_cut_is_not_computed_again() -> None:
     graph = conv_net(4)
     baseline = Problem(graph, 0).baseline
-    judged = solve_greedily(graph, baseline.peak_bytes * 3 // 4)
-    assert judged.peak_bytes <= baseline.peak_bytes * 3 // 4
-    assert judged.time > baseline.time
-    assert dict(judged.recomputed)["relu3"] == 0
+    simulated = solve_greedily(graph, baseline.peak_bytes * 3 // 4)
+    assert simulated.peak_bytes <= baseline.peak_bytes * 3 // 4
+    assert simulated.time > baseline.time
+    assert dict(simulated.recomputed)["relu3"] == 0
 
 
 def test_a_graph_without_a_backward_phase_is_refused() -> None:

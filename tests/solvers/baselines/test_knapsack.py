@@ -44,7 +44,7 @@ def test_what_is_saved_is_worth_most_of_all_choices(sizes: list[int], times: lis
 
 
 def plain_net(blocks: int) -> sc.Graph:
-    """Convolution, normalisation, ReLU, one after the other; each tensor of 8 bytes."""
+    """Convolution, normalization, ReLU, one after the other; each tensor of 8 bytes."""
     forward: list[sc.Operation] = []
     backward: list[sc.Operation] = []
     for k in range(blocks):
@@ -71,7 +71,7 @@ def test_cheap_operations_are_computed_again_and_dear_ones_are_not() -> None:
     solution = sc.solve(graph, "80%", solver="knapsack")
     assert solution.simulation is not None
     again = {name for name, count in solution.simulation.recomputed.items() if count}
-    # A block costs 104, its normalisation and ReLU cost 4.
+    # A block costs 104, its normalization and ReLU cost 4.
     assert again
     assert not any(name.startswith("conv") for name in again)
     assert baseline.time < solution.time <= baseline.time + 6 * 4
@@ -80,18 +80,18 @@ def test_cheap_operations_are_computed_again_and_dear_ones_are_not() -> None:
 @pytest.mark.parametrize("budget", [24, 28, 32])
 def test_on_a_uniform_chain_what_fits_is_no_better_than_the_optimum(budget: int) -> None:
     graph = uniform_chain(6)
-    solution = sc.solve(graph, budget, solver="knapsack", order="given")
+    solution = sc.solve(graph, budget, solver="knapsack", reorder=False)
     assert solution.peak_bytes is None or solution.peak_bytes <= budget
-    assert solution.time >= optimum(graph.to_dict(), budget, "given order")
+    assert solution.time >= optimum(graph.to_dict(), budget, "input order")
 
 
 def test_a_kept_set_says_what_is_computed_again() -> None:
     # Of x1, x2, x3 only x2 is kept, and x3, which comes next: f0 runs again for b1, which reads x1.
     graph = uniform_chain(3)
     schedule = schedule_keeping(graph, [graph.index.tensor_ids["x2"]])
-    judged = sc.simulate(graph, schedule)
-    assert {name: count for name, count in judged.recomputed.items() if count} == {"f0": 1}
-    assert judged.saved == ("x2", "x3")
+    simulated = sc.simulate(graph, schedule)
+    assert {name: count for name, count in simulated.recomputed.items() if count} == {"f0": 1}
+    assert simulated.saved == ("x2", "x3")
 
 
 def test_out_of_time_one_capacity_is_still_tried() -> None:

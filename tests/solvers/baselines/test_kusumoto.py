@@ -1,4 +1,4 @@
-"""The programme over lower sets against every sequence of them, and the schedules that come of it."""
+"""The program over lower sets against every sequence of them, and the schedules that come of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler.solvers.baselines.kusumoto import (
     MOST_LOWER_SETS,
     TIME_STEPS,
     ForwardGraph,
-    SequenceProgramme,
+    SequenceProgram,
     all_lower_sets,
     propose,
     pruned_lower_sets,
@@ -92,19 +92,19 @@ def as_sets(sequence: list[int]) -> list[frozenset[int]]:
 
 @settings(max_examples=60, deadline=None)
 @given(forward=forward_graphs())
-def test_the_programme_is_the_best_of_all_sequences_for_every_bound(forward: ForwardGraph) -> None:
+def test_the_program_is_the_best_of_all_sequences_for_every_bound(forward: ForwardGraph) -> None:
     definition = Definition(forward)
     every = [definition.overhead_and_peak(sequence) for sequence in definition.sequences()]
     family = all_lower_sets(forward.reads, MOST_LOWER_SETS)
     assert family is not None
-    programme = SequenceProgramme(forward, family)
+    program = SequenceProgram(forward, family)
     for bound in {peak + off for _, peak in every for off in (-1, 0)}:
         overheads = [overhead for overhead, peak in every if peak <= bound]
-        sequences = programme.extremes(bound, Deadline(60))
-        judged = [definition.overhead_and_peak(as_sets(sequence)) for sequence in sequences]
-        assert [overhead for overhead, _ in judged] == sorted({min(overheads), max(overheads)} if overheads else ())
-        assert [peak for _, peak in judged] == [programme.estimate(sequence) for sequence in sequences]
-        assert all(peak <= bound for _, peak in judged)
+        sequences = program.extremes(bound, Deadline(60))
+        simulated = [definition.overhead_and_peak(as_sets(sequence)) for sequence in sequences]
+        assert [overhead for overhead, _ in simulated] == sorted({min(overheads), max(overheads)} if overheads else ())
+        assert [peak for _, peak in simulated] == [program.estimate(sequence) for sequence in sequences]
+        assert all(peak <= bound for _, peak in simulated)
 
 
 @settings(max_examples=60, deadline=None)
@@ -149,8 +149,8 @@ def test_the_forward_graph_of_a_training_step_counts_views_once() -> None:
 @pytest.mark.parametrize("budget", range(16, 33, 4))
 def test_on_a_chain_of_six_it_is_within_one_forward_of_the_optimum(budget: int) -> None:
     graph = uniform_chain(6)
-    best = optimum(graph.to_dict(), budget, "given order")
-    solution = sc.solve(graph, budget, solver="lower-sets", order="given")
+    best = optimum(graph.to_dict(), budget, "input order")
+    solution = sc.solve(graph, budget, solver="kusumoto", reorder=False)
     if solution.schedule is not None:
         assert solution.peak_bytes <= budget
         assert best <= solution.time <= best + 6
@@ -160,8 +160,8 @@ def test_on_a_chain_of_six_it_is_within_one_forward_of_the_optimum(budget: int) 
 def test_it_keeps_all_where_all_fits_and_least_where_little_does() -> None:
     graph = conv_net(4)
     everything = Problem(graph, 0).baseline
-    assert sc.solve(graph, everything.peak_bytes, solver="lower-sets").time == everything.time
-    tight = sc.solve(graph, "70%", solver="lower-sets")
+    assert sc.solve(graph, everything.peak_bytes, solver="kusumoto").time == everything.time
+    tight = sc.solve(graph, "70%", solver="kusumoto")
     assert tight.status is sc.Status.FEASIBLE
     # Of four blocks of 105 no more than all but the last are computed again.
     assert everything.time < tight.time <= everything.time + 3 * 105
@@ -175,7 +175,7 @@ def test_graphs_of_more_lower_sets_are_pruned_and_say_so() -> None:
     tensors = [sc.Tensor(name, 1) for name in ["x", *made]]
     graph = sc.Graph(wide, tensors, resident=["x"], results=["l", *(f"g{k}" for k in range(12))])
     # 2^12 sets of the first twelve, and the full one.
-    solution = sc.solve(graph, "100%", solver="lower-sets")
+    solution = sc.solve(graph, "100%", solver="kusumoto")
     assert solution.time == 25.0
     assert any("pruned family" in message for message in solution.messages)
 
@@ -190,18 +190,18 @@ def test_out_of_time_it_still_proposes_to_keep_everything() -> None:
 
 def test_a_graph_without_a_backward_phase_is_refused() -> None:
     graph = sc.Graph([sc.Operation("a", [], ["x"], 1.0)], [sc.Tensor("x", 1)], results=["x"])
-    with pytest.raises(UnsuitableProblemError, match='"lower-sets" needs a forward and a backward phase'):
-        sc.solve(graph, 10, solver="lower-sets")
+    with pytest.raises(UnsuitableProblemError, match='"kusumoto" needs a forward and a backward phase'):
+        sc.solve(graph, 10, solver="kusumoto")
 
 
 def test_a_sequence_of_one_piece_holds_all_twice() -> None:
     forward = ForwardGraph(CHAIN, (1.0, 2.0, 3.0, 4.0), (5, 6, 7, 8), ((0,), (1,), (2,), (3,)))
-    programme = SequenceProgramme(forward, pruned_lower_sets(CHAIN, 9))
-    assert programme.estimate([0, 0b1111]) == 2 * 26
+    program = SequenceProgram(forward, pruned_lower_sets(CHAIN, 9))
+    assert program.estimate([0, 0b1111]) == 2 * 26
     # U = {1}: 6 cached, twice 7 and 8; before it twice 5 and 6 and the reader 7.
-    assert programme.estimate([0, 0b11, 0b1111]) == max(2 * 11 + 7, 6 + 2 * 15)
+    assert program.estimate([0, 0b11, 0b1111]) == max(2 * 11 + 7, 6 + 2 * 15)
     # The most is computed again in one piece, the least by caching all that is read: the last alone.
-    least, most = programme.extremes(math.inf, Deadline(9))
+    least, most = program.extremes(math.inf, Deadline(9))
     assert most == [0, 0b1111]
     assert forward.cached(least) == 0b0111
 
@@ -212,8 +212,8 @@ def test_times_of_many_digits_are_off_by_half_a_step_each_at_most(forward: Forwa
     forward = replace(forward, times=tuple(time * stretch for time in forward.times))
     definition = Definition(forward)
     every = [definition.overhead_and_peak(sequence) for sequence in definition.sequences()]
-    programme = SequenceProgramme(forward, all_lower_sets(forward.reads, MOST_LOWER_SETS) or [])
+    program = SequenceProgram(forward, all_lower_sets(forward.reads, MOST_LOWER_SETS) or [])
     for bound in {peak for _, peak in every}:
         best = min(overhead for overhead, peak in every if peak <= bound)
-        overhead, _ = definition.overhead_and_peak(as_sets(programme.extremes(bound, Deadline(60))[0]))
+        overhead, _ = definition.overhead_and_peak(as_sets(program.extremes(bound, Deadline(60))[0]))
         assert best <= overhead <= best + len(forward.reads) * sum(forward.times) / TIME_STEPS + 1e-6

@@ -1,4 +1,4 @@
-"""The interval programme against every schedule of stages that runs each operation at most twice."""
+"""The interval program against every schedule of stages that runs each operation at most twice."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def test_it_is_the_best_of_all_schedules_of_two_intervals(graph: sc.Graph, tight
 @pytest.mark.parametrize("budget", range(20, 33, 4))
 def test_on_a_chain_of_six_two_runs_of_each_are_enough(budget: int) -> None:
     graph = uniform_chain(6)
-    solution = sc.solve(graph, budget, solver="intervals", order="given")
+    solution = sc.solve(graph, budget, solver="moccasin", reorder=False)
     assert solution.status is sc.Status.OPTIMAL
-    assert solution.time == solution.bound == optimum(graph.to_dict(), budget, "given order")
+    assert solution.time == solution.bound == optimum(graph.to_dict(), budget, "input order")
 
 
 def test_where_two_intervals_do_not_do_nothing_is_said_of_other_schedules() -> None:
     # x', g and g' of 4 bytes stand beside the batch: nothing can be kept, and f0 runs for each backward.
     graph = uniform_chain(5)
-    solution = sc.solve(graph, 16, solver="intervals")
+    solution = sc.solve(graph, 16, solver="moccasin")
     assert solution.status is sc.Status.UNKNOWN
     assert any("no schedule of two intervals per tensor fits; another one may" in m for m in solution.messages)
-    assert optimum(graph.to_dict(), 16, "given order") is not None
+    assert optimum(graph.to_dict(), 16, "input order") is not None
 
 
 def test_an_interval_may_end_after_the_last_first_run_of_a_reader() -> None:
@@ -62,29 +62,29 @@ def test_an_interval_may_end_after_the_last_first_run_of_a_reader() -> None:
         results=["y"],
     )
     # During big: b, c and x are 9, with a they are 14; a again beside x and c is 11.
-    solution = sc.solve(graph, 11, solver="intervals", order="given")
+    solution = sc.solve(graph, 11, solver="moccasin", reorder=False)
     assert (solution.status, solution.time) == (sc.Status.OPTIMAL, 13.0)
-    assert optimum(graph.to_dict(), 11, "given order") == 13.0
+    assert optimum(graph.to_dict(), 11, "input order") == 13.0
 
 
 def test_its_bound_says_nothing_about_other_schedules() -> None:
     graph = conv_net(3)
-    solution = sc.solve(graph, "70%", solver="intervals")
+    solution = sc.solve(graph, "70%", solver="moccasin")
     assert solution.search_space == "two intervals"
-    assert solution.bound == solution.time > solution.bound_any == Problem(graph, 0).least_time
+    assert solution.bound == solution.time > solution.global_bound == Problem(graph, 0).least_time
 
 
 def test_bytes_are_counted_exactly_however_large() -> None:
     size = 2**53 + 1
     graph = uniform_chain(3, size=size)
-    solution = sc.solve(graph, 4 * size, solver="intervals")
+    solution = sc.solve(graph, 4 * size, solver="moccasin")
     assert (solution.time, solution.peak_bytes, solution.status) == (10.0, 4 * size, sc.Status.OPTIMAL)
-    assert sc.solve(graph, 4 * size - 1, solver="intervals").status is sc.Status.INFEASIBLE
+    assert sc.solve(graph, 4 * size - 1, solver="moccasin").status is sc.Status.INFEASIBLE
 
 
 def test_times_that_are_no_whole_units_bound_from_below() -> None:
     graph = uniform_chain(3, forward=math.pi, backward=math.e)
-    solution = sc.solve(graph, 16, solver="intervals")
+    solution = sc.solve(graph, 16, solver="moccasin")
     assert solution.time == pytest.approx(4 * math.pi + 3 * math.e, rel=1e-12)
     assert solution.bound <= solution.time
     assert solution.status is sc.Status.OPTIMAL
@@ -92,7 +92,7 @@ def test_times_that_are_no_whole_units_bound_from_below() -> None:
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
     graph = conv_net(3)
-    first, second = (sc.solve(graph, "70%", solver="intervals", seed=7) for _ in range(2))
+    first, second = (sc.solve(graph, "70%", solver="moccasin", seed=7) for _ in range(2))
     assert first.schedule == second.schedule
 
 
@@ -140,23 +140,23 @@ def test_ctrl_c_is_heard_as_ever_after_a_search() -> None:
 def test_without_or_tools_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(MissingExtraError, match=r"checkpoint-scheduler\[cpsat\]"):
-        sc.solve(uniform_chain(3), "80%", solver="intervals")
+        sc.solve(uniform_chain(3), "80%", solver="moccasin")
 
 
 def test_where_or_tools_cannot_be_loaded_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", ModuleType("ortools.sat.python"))
     monkeypatch.delitem(sys.modules, "ortools.sat.python.cp_model", raising=False)
     with pytest.raises(MissingExtraError, match=r"highspy<1\.14"):
-        sc.solve(uniform_chain(3), "80%", solver="intervals")
+        sc.solve(uniform_chain(3), "80%", solver="moccasin")
 
 
 def test_what_it_cannot_express_is_refused() -> None:
-    with pytest.raises(UnsuitableProblemError, match='"intervals" takes up to 160 operations'):
-        sc.solve(uniform_chain(80), "50%", solver="intervals")
+    with pytest.raises(UnsuitableProblemError, match='"moccasin" takes up to 160 operations'):
+        sc.solve(uniform_chain(80), "50%", solver="moccasin")
     view = sc.Graph(
         [sc.Operation("a", [], ["x"], 1.0), sc.Operation("view", ["x"], ["y"], 0.0)],
         [sc.Tensor("x", 1), sc.Tensor("y", 1, "x")],
         results=["y"],
     )
     with pytest.raises(UnsuitableProblemError, match="share a storage"):
-        sc.solve(view, 10, solver="intervals")
+        sc.solve(view, 10, solver="moccasin")

@@ -24,24 +24,24 @@ def solve_segments(chain: sc.Chain, budget: int) -> sc.Simulation:
 
 def test_four_segments_of_sixteen_layers_cost_as_counted() -> None:
     chain = equal_layers(16)
-    judged = sc.simulate(chain.graph, chain_schedule(chain, 4))
+    simulated = sc.simulate(chain.graph, chain_schedule(chain, 4))
     # All but the last segment run forward twice: 16 x 3 + 12.
-    assert judged.time == 60
+    assert simulated.time == 60
     # At the loss: the resident input, three boundaries of 4, the last segment's 4 outputs and
     # saved sets of 12 together, and the gradient of the last output.
-    assert judged.peak_bytes == 4 + 3 * 4 + 4 * 12 + 4
+    assert simulated.peak_bytes == 4 + 3 * 4 + 4 * 12 + 4
     # The third boundary is what the first layer of the last segment saved as its input.
-    assert {"l3.output", "l7.output", "l12.kept_input"} <= set(judged.saved)
-    assert not {"l11.output", "l4.kept_input"} & set(judged.saved)
+    assert {"l3.output", "l7.output", "l12.kept_input"} <= set(simulated.saved)
+    assert not {"l11.output", "l4.kept_input"} & set(simulated.saved)
 
 
 def test_halves_of_halves_keep_one_output_a_level() -> None:
     chain = equal_layers(16)
-    judged = sc.simulate(chain.graph, chain_schedule(chain, 2, levels=4))
+    simulated = sc.simulate(chain.graph, chain_schedule(chain, 2, levels=4))
     # On each level the first half of every segment runs forward once without saving: 4 x 8 runs.
-    assert judged.time == 16 * 3 + 4 * 8
+    assert simulated.time == 16 * 3 + 4 * 8
     # One output for each of 4 levels, then a layer's saved set, its output and gradient.
-    assert judged.peak_bytes == 4 + 4 * 4 + 8 + 4 + 4
+    assert simulated.peak_bytes == 4 + 4 * 4 + 8 + 4 + 4
 
 
 def test_one_segment_and_segments_of_one_layer_are_the_ends() -> None:
@@ -54,10 +54,10 @@ def test_one_segment_and_segments_of_one_layer_are_the_ends() -> None:
 
 def test_segments_begin_where_they_are_told_to() -> None:
     chain = equal_layers(6)
-    judged = sc.simulate(chain.graph, chain_schedule_from(chain, [0, 1, 4]))
-    assert judged.time == 6 * 3 + 4
-    assert dict(judged.recomputed)["l3.forward"] == 1
-    assert dict(judged.recomputed)["l4.forward"] == 0
+    simulated = sc.simulate(chain.graph, chain_schedule_from(chain, [0, 1, 4]))
+    assert simulated.time == 6 * 3 + 4
+    assert dict(simulated.recomputed)["l3.forward"] == 1
+    assert dict(simulated.recomputed)["l4.forward"] == 0
 
 
 def test_sqrt_n_segments_are_the_answer_wherever_they_fit() -> None:
@@ -69,8 +69,8 @@ def test_sqrt_n_segments_are_the_answer_wherever_they_fit() -> None:
 def test_below_sqrt_n_the_recursive_form_fits() -> None:
     chain = equal_layers(64)
     least_of_one_level = min(sc.simulate(chain.graph, chain_schedule(chain, k)).peak_bytes for k in range(1, 65))
-    judged = solve_segments(chain, least_of_one_level - 1)
-    assert judged.peak_bytes < least_of_one_level
+    simulated = solve_segments(chain, least_of_one_level - 1)
+    assert simulated.peak_bytes < least_of_one_level
     # The last resort: halves of halves, 6 levels of 4 bytes and a layer.
     assert solve_segments(chain, 4 + 6 * 4 + 16).peak_bytes == 4 + 6 * 4 + 16
 
@@ -79,19 +79,19 @@ def test_the_bound_of_a_chain_is_below_the_exact_answer_and_above_the_fastest() 
     chain = equal_layers(16)
     for budget in (68, 80, 120):
         problem = Problem(chain.graph, budget, chain=chain)
-        bound = propose(problem, deadline=Deadline(60), seed=0).bound_any
-        exact = sc.solve(chain, budget, solver="chain")
+        bound = propose(problem, deadline=Deadline(60), seed=0).global_bound
+        exact = sc.solve(chain, budget, solver="dp")
         assert exact.status is sc.Status.OPTIMAL
         assert 48 < bound <= exact.time
 
 
 def test_on_a_graph_the_layers_inputs_that_cross_a_boundary_are_kept() -> None:
     graph = uniform_graph(9)
-    judged = sc.simulate(graph, graph_schedule(graph, 3))
+    simulated = sc.simulate(graph, graph_schedule(graph, 3))
     # x3 and x6 stay, and x9, with which the backward phase begins. b8 needs x8, b5 needs x5,
     # and b2 needs x2: two more forward runs each.
-    assert judged.time == 9 * 3 + 3 * 2
-    assert set(judged.saved) == {"x3", "x6", "x9"}
+    assert simulated.time == 9 * 3 + 3 * 2
+    assert set(simulated.saved) == {"x3", "x6", "x9"}
 
 
 def test_a_graph_without_a_backward_phase_is_refused() -> None:

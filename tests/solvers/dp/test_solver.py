@@ -1,4 +1,4 @@
-"""The exact chain programme against exhaustive searches, hand counts and the judge."""
+"""The exact chain program against exhaustive searches, hand counts and the judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import scheduler as sc
 from scheduler.errors import UnsuitableProblemError
 from scheduler.graph.chain import Mode
 from scheduler.problem import Problem
-from scheduler.schedule import follows_given_order
+from scheduler.schedule import follows_input_order
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.dp.costs import chain_costs, chain_states
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
@@ -65,42 +65,42 @@ def random_chain(seed: int, length: int, *, distinct: int | None = None, modes: 
 
 
 def pruned_time(chain: sc.Chain, budget: int) -> float:
-    """The time of the pruned search's schedule, judged, which its bound must meet; inf without one."""
+    """The time of the pruned search's schedule, simulated, which its bound must meet; inf without one."""
     search = PrunedSearch(chain, budget - chain.graph.resident_bytes, Deadline(60.0))
     schedule = search.run()
     assert search.unfinished == ""
     if schedule is None:
         assert search.bound == math.inf
         return math.inf
-    judged = sc.simulate(chain.graph, schedule)
-    assert judged.peak_bytes <= budget
-    assert search.bound == pytest.approx(judged.time, rel=1e-9)
-    return judged.time
+    simulated = sc.simulate(chain.graph, schedule)
+    assert simulated.peak_bytes <= budget
+    assert search.bound == pytest.approx(simulated.time, rel=1e-9)
+    return simulated.time
 
 
 @pytest.mark.parametrize(("budget", "time"), [(11, 12.0), (12, 11.0), (13, 11.0), (14, 10.0), (15, 9.0), (16, 9.0)])
 def test_the_worked_case_takes_the_times_counted_by_hand(budget: int, time: float) -> None:
-    solution = sc.solve(three_layers(), budget, solver="chain")
+    solution = sc.solve(three_layers(), budget, solver="dp")
     assert (solution.time, solution.bound, solution.status) == (time, time, sc.Status.OPTIMAL)
     assert solution.peak_bytes <= budget
 
 
 def test_below_the_worked_case_s_floor_the_layer_that_needs_most_is_named() -> None:
-    solution = sc.solve(three_layers(), 10, solver="chain")
+    solution = sc.solve(three_layers(), 10, solver="dp")
     assert solution.status is sc.Status.INFEASIBLE
     assert '"l2.backward" alone needs 11 B' in solution.messages[0]
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(chain=chains(max_layers=4))
-def test_unpruned_programme_pruned_one_and_exhaustive_search_agree(chain: sc.Chain) -> None:
+def test_unpruned_program_pruned_one_and_exhaustive_search_agree(chain: sc.Chain) -> None:
     frontier = chain_frontier(chain)
     assert frontier == PersistentSearch(chain).frontier()
     for peak, time in frontier:
         schedule = chain_schedule(chain, peak)
-        judged = sc.simulate(chain.graph, schedule)
-        assert (judged.peak_bytes, judged.time) == (peak, time)
-        assert follows_given_order(chain.graph, schedule)
+        simulated = sc.simulate(chain.graph, schedule)
+        assert (simulated.peak_bytes, simulated.time) == (peak, time)
+        assert follows_input_order(chain.graph, schedule)
         assert pruned_time(chain, peak) == time
     least = frontier[0][0]
     assert chain_schedule(chain, least - 1) is None
@@ -108,7 +108,7 @@ def test_unpruned_programme_pruned_one_and_exhaustive_search_agree(chain: sc.Cha
 
 
 @pytest.mark.parametrize(
-    "chain",
+    "dp",
     [
         *(random_chain(seed, 24) for seed in range(4)),
         random_chain(4, 40, distinct=3),
@@ -160,20 +160,20 @@ def test_where_backwards_run_twice_the_persistent_optimum_is_not_the_best_schedu
         sc.Layer("l2", 0.0, 0.0, 0, 0, parameter_gradient_bytes=1),
     ]
     chain = sc.Chain(layers, input_bytes=0)
-    solution = sc.solve(chain, 7, solver="chain")
+    solution = sc.solve(chain, 7, solver="dp")
     assert (solution.status, solution.search_space, solution.time) == (sc.Status.OPTIMAL, "persistent", 4.0)
     best = best_schedule(chain.graph.to_dict(), 7)
     assert best is not None
-    time, verbs = best
+    time, actions = best
     assert time == 3.0
-    assert verbs.count(("compute", "l2.backward")) == 2
-    assert solution.bound_any <= 3.0
-    assert solution.gap_any == (4.0 - solution.bound_any) / 4.0
+    assert actions.count(("compute", "l2.backward")) == 2
+    assert solution.global_bound <= 3.0
+    assert solution.global_gap == (4.0 - solution.global_bound) / 4.0
 
 
 def test_a_persistent_optimum_that_meets_the_bound_is_optimal_in_any_order() -> None:
-    solution = sc.solve(three_layers(), 14, solver="chain")
-    assert (solution.search_space, solution.bound_any, solution.time) == ("any order", 10.0, 10.0)
+    solution = sc.solve(three_layers(), 14, solver="dp")
+    assert (solution.search_space, solution.global_bound, solution.time) == ("any order", 10.0, 10.0)
 
 
 def test_where_only_other_schedules_fit_the_answer_is_unknown_and_says_why() -> None:
@@ -182,20 +182,20 @@ def test_where_only_other_schedules_fit_the_answer_is_unknown_and_says_why() -> 
     layers = [sc.Layer("l0", 0.0, 1.0, 0, 1), sc.Layer("l1", 0.0, 0.0, 0, 0, parameter_gradient_bytes=1)]
     chain = sc.Chain(layers, input_bytes=0)
     assert optimum(chain.graph.to_dict(), 1) == 1.0
-    solution = sc.solve(chain, 1, solver="chain")
+    solution = sc.solve(chain, 1, solver="dp")
     assert solution.status is sc.Status.UNKNOWN
     assert "no persistent schedule fits; the smallest peak of one is 2 bytes" in solution.messages[-1]
 
 
 @settings(max_examples=EXAMPLES // 4, deadline=None)
 @given(seed=st.integers(0, 10**6), length=st.integers(1, 12), slots=st.integers(20, 500))
-def test_the_grid_programme_is_never_better(seed: int, length: int, slots: int) -> None:
+def test_the_grid_program_is_never_better(seed: int, length: int, slots: int) -> None:
     chain = random_chain(seed, length)
     for peak, time in chain_frontier(chain):
         assert grid_time(chain, peak, slots) >= time * (1 - 1e-6)
 
 
-def test_the_grid_programme_meets_the_exact_one_where_slots_are_bytes() -> None:
+def test_the_grid_program_meets_the_exact_one_where_slots_are_bytes() -> None:
     for peak, time in chain_frontier(three_layers()):
         assert grid_time(three_layers(), peak) == time
 
@@ -229,7 +229,7 @@ def revolve_advances(steps: int, slots: int) -> int:
 
 def test_times_that_are_no_multiples_of_each_other_are_exact_enough_to_be_called_optimal() -> None:
     chain = random_chain(7, 12)
-    solution = sc.solve(chain, "50%", solver="chain")
+    solution = sc.solve(chain, "50%", solver="dp")
     assert solution.status is sc.Status.OPTIMAL
     assert solution.time > solution.baseline_time
     assert solution.gap <= 1e-9
@@ -252,7 +252,7 @@ def test_repeated_layers_share_their_states() -> None:
 
 def test_a_graph_that_is_no_chain_is_refused() -> None:
     with pytest.raises(UnsuitableProblemError, match="chains of layers"):
-        sc.solve(uniform_chain(3), 20, solver="chain")
+        sc.solve(uniform_chain(3), 20, solver="dp")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
@@ -267,13 +267,13 @@ def test_out_of_time_the_best_schedule_so_far_comes_with_a_bound_below_it(share:
     looks = int(share * (10**9 - unlimited.looks))
     proposal = propose(problem, deadline=CountedDeadline(looks), seed=0)
     assert len(proposal.messages) == 1
-    assert proposal.messages[0].startswith("out of time before the exact programme")
+    assert proposal.messages[0].startswith("out of time before the exact program")
     assert proposal.bound <= time
     assert proposal.schedule is not None or share == 0.0
     if proposal.schedule is not None:
-        judged = sc.simulate(chain.graph, proposal.schedule)
-        assert judged.peak_bytes <= budget
-        assert judged.time >= time * (1 - 1e-9)
+        simulated = sc.simulate(chain.graph, proposal.schedule)
+        assert simulated.peak_bytes <= budget
+        assert simulated.time >= time * (1 - 1e-9)
 
 
 def chain_budget(chain: sc.Chain, share: float) -> int:

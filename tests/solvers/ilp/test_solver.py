@@ -17,7 +17,7 @@ from tests.support.training_graphs import conv_net, uniform_chain
 
 def test_cheap_operations_are_the_ones_computed_again() -> None:
     graph = conv_net(6)
-    solution = sc.solve(graph, "70%", solver="cuts")
+    solution = sc.solve(graph, "70%", solver="ilp")
     assert solution.status is sc.Status.OPTIMAL
     assert solution.search_space == "any order"
     again = {name for name, runs in solution.simulation.recomputed.items() if runs}
@@ -26,10 +26,10 @@ def test_cheap_operations_are_the_ones_computed_again() -> None:
 
 
 @pytest.mark.parametrize("budget", range(16, 33, 4))
-def test_a_chain_of_six_is_optimal_where_the_programme_says_so(budget: int) -> None:
+def test_a_chain_of_six_is_optimal_where_the_program_says_so(budget: int) -> None:
     graph = uniform_chain(6)
-    solution = sc.solve(graph, budget, solver="cuts", order="given")
-    best = optimum(graph.to_dict(), budget, "given order")
+    solution = sc.solve(graph, budget, solver="ilp", reorder=False)
+    best = optimum(graph.to_dict(), budget, "input order")
     assert solution.bound <= best <= solution.time
     if solution.status is sc.Status.OPTIMAL:
         assert solution.time == best
@@ -49,9 +49,9 @@ def test_the_bound_holds_where_the_presolve_of_highs_1_14_lost_the_optimum() -> 
     tensors = [sc.Tensor(name, size) for name, size in sizes.items()]
     graph = sc.Graph(operations, tensors, resident=["x0"], results=["loss", "dw0"])
     assert optimum(graph.to_dict(), 16, "any") == 9.0
-    programme = CutRelaxation(graph, Precedence(graph, "given"), [4, 5], [16, 16])
-    assert programme.solve(Deadline(20)).bound == 9.0
-    assert sc.solve(graph, 16, solver="cuts").time == 9.0
+    program = CutRelaxation(graph, Precedence(graph, reorder=False), [4, 5], [16, 16])
+    assert program.solve(Deadline(20)).bound == 9.0
+    assert sc.solve(graph, 16, solver="ilp").time == 9.0
 
 
 def test_a_task_may_run_twice_between_two_cuts_where_no_choice_makes_all_that_is_read() -> None:
@@ -65,14 +65,14 @@ def test_a_task_may_run_twice_between_two_cuts_where_no_choice_makes_all_that_is
     graph = sc.Graph(operations, [sc.Tensor(name, 0) for name in "xyz"], results=["z"])
     assert optimum(graph.to_dict(), 0, "any") == 5.0
     reader = graph.index.task_of[3]
-    programme = CutRelaxation(graph, Precedence(graph, "given"), [graph.index.task_of[0], reader], [0, 0])
-    assert programme.solve(Deadline(20)).bound == 5.0
-    assert sc.solve(graph, 0, solver="cuts").status is not sc.Status.INFEASIBLE
+    program = CutRelaxation(graph, Precedence(graph, reorder=False), [graph.index.task_of[0], reader], [0, 0])
+    assert program.solve(Deadline(20)).bound == 5.0
+    assert sc.solve(graph, 0, solver="ilp").status is not sc.Status.INFEASIBLE
 
 
 def test_bounds_grow_as_the_budget_shrinks() -> None:
     graph = conv_net(6)
-    bounds = [sc.solve(graph, f"{share}%", solver="cuts").bound for share in (95, 90, 85, 80, 70)]
+    bounds = [sc.solve(graph, f"{share}%", solver="ilp").bound for share in (95, 90, 85, 80, 70)]
     assert bounds == sorted(bounds)
 
 
@@ -82,30 +82,30 @@ def test_a_budget_under_the_floor_is_proven_impossible() -> None:
     assert proposal.schedule is None
 
 
-def test_any_order_bound_never_passes_the_given_order_bound() -> None:
+def test_any_order_bound_never_passes_the_input_order_bound() -> None:
     for share in (90, 80, 70):
-        solution = sc.solve(conv_net(6), f"{share}%", solver="cuts")
-        assert solution.bound_any <= solution.bound <= solution.time
+        solution = sc.solve(conv_net(6), f"{share}%", solver="ilp")
+        assert solution.global_bound <= solution.bound <= solution.time
 
 
-def test_a_programme_out_of_time_claims_nothing() -> None:
+def test_a_program_out_of_time_claims_nothing() -> None:
     graph = conv_net(6)
-    precedence = Precedence(graph, "given")
+    precedence = Precedence(graph, reorder=False)
     answer = CutRelaxation(graph, precedence, [30], [graph.resident_bytes + 600]).solve(Deadline(0))
     assert answer.live is None
     assert not answer.exact
     assert 0 <= answer.bound <= sc.solve(graph, 2**30, solver="save-all").time
 
 
-def test_a_programme_that_time_ran_out_for_while_it_was_built_is_not_solved() -> None:
+def test_a_program_that_time_ran_out_for_while_it_was_built_is_not_solved() -> None:
     graph = conv_net(6)
     budgets = [graph.resident_bytes + 600]
-    late = CutRelaxation(graph, Precedence(graph, "given"), [30], budgets, Deadline(0)).solve(Deadline(20))
+    late = CutRelaxation(graph, Precedence(graph, reorder=False), [30], budgets, Deadline(0)).solve(Deadline(20))
     assert (late.live, late.exact, late.infeasible) == (None, False, False)
     assert 0 <= late.bound <= sc.solve(graph, 2**30, solver="save-all").time
 
 
-def test_the_time_limit_holds_while_a_large_programme_is_built() -> None:
+def test_the_time_limit_holds_while_a_large_program_is_built() -> None:
     graph = sc.zoo.random_layered(10_000, seed=1)
     problem = Problem(graph, parse_budget("80%", graph))
     assert problem.floor.bytes < problem.budget_bytes < problem.baseline.peak_bytes
@@ -126,7 +126,7 @@ def test_precedence_in_any_order_follows_data_and_phases_only() -> None:
         results=["c", "z"],
         required=["b"],
     )
-    free, given = Precedence(graph, "any"), Precedence(graph, "given")
+    free, given = Precedence(graph, reorder=True), Precedence(graph, reorder=False)
     assert [free.before(task) for task in range(4)] == [0, 0, 0b001, 0b111]
     assert [free.after(task) for task in range(4)] == [0b1100, 0b1000, 0b1000, 0]
     assert [given.before(task) for task in range(4)] == [0, 0b1, 0b11, 0b111]

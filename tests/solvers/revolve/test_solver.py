@@ -13,7 +13,7 @@ import pytest
 import scheduler as sc
 from scheduler.errors import InvalidOptionError, UnsuitableProblemError
 from scheduler.problem import Problem
-from scheduler.solution import judge
+from scheduler.solution import grade
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.revolve.solver import Action, chain_schedule, extra_forwards
@@ -25,14 +25,14 @@ def equal_layers(count: int, *, output: int = 4, saved: int = 8) -> sc.Chain:
 
 
 def runs_without_saving(actions: Iterable[Action]) -> int:
-    return sum(stop - start for verb, start, stop in actions if verb == "forward")
+    return sum(stop - start for action, start, stop in actions if action == "forward")
 
 
 def reads_and_makes(action: Action) -> tuple[list[str], list[str]]:
-    verb, start, stop = action
-    if verb == "forward":
+    action, start, stop = action
+    if action == "forward":
         return [f"state {start}"], [f"state {stop}"]
-    if verb == "save":
+    if action == "save":
         return [f"state {start}"], [f"data {start}", f"state {stop}"]
     return [f"data {start}"], []
 
@@ -43,7 +43,7 @@ def slots_used(actions: list[Action], steps: int) -> int:
     for position, action in enumerate(actions):
         for thing in reads_and_makes(action)[0]:
             readers.setdefault(thing, []).append(position)
-    assert [start for verb, start, _ in actions if verb == "backward"] == list(reversed(range(steps)))
+    assert [start for action, start, _ in actions if action == "backward"] == list(reversed(range(steps)))
     made_at = {"state 0": -1}
     most = 0
     for position, action in enumerate(actions):
@@ -174,10 +174,10 @@ def test_a_million_steps_stream_in_the_published_number_of_advances_without_bein
     assert isinstance(actions, Iterator)
     assert next(actions)[:2] == ("forward", 0)
     backward = extra = 0
-    for verb, start, stop in sc.revolve_actions(1_000_000, 50):
-        if verb == "forward":
+    for action, start, stop in sc.revolve_actions(1_000_000, 50):
+        if action == "forward":
             extra += stop - start
-        elif verb == "backward":
+        elif action == "backward":
             backward += 1
     assert (extra, backward) == (4_658_945, 1_000_000)
 
@@ -209,12 +209,14 @@ def test_on_a_chain_the_judge_counts_the_runs_of_the_stream() -> None:
 @pytest.mark.parametrize(("output", "saved"), [(4, 8), (4, 0), (1, 9), (6, 1)])
 def test_the_most_slots_that_fit_are_taken(solver: str, output: int, saved: int) -> None:
     chain = equal_layers(11, output=output, saved=saved)
-    judged = [sc.simulate(chain.graph, chain_schedule(chain, slots, mixed=solver == "mixed")) for slots in range(1, 12)]
-    for budget in {entry.peak_bytes + off for entry in judged for off in (-1, 0)}:
+    simulated = [
+        sc.simulate(chain.graph, chain_schedule(chain, slots, mixed=solver == "mixed")) for slots in range(1, 12)
+    ]
+    for budget in {entry.peak_bytes + off for entry in simulated for off in (-1, 0)}:
         problem = Problem(chain.graph, budget, chain=chain)
         proposal = load_solver(solver)(problem, deadline=Deadline(60), seed=0)
-        solution = judge(problem, proposal, solver=solver, seconds=0.0)
-        fitting = [entry.time for entry in judged if entry.peak_bytes <= budget]
+        solution = grade(problem, proposal, solver=solver, seconds=0.0)
+        fitting = [entry.time for entry in simulated if entry.peak_bytes <= budget]
         assert solution.time == min(fitting, default=math.inf)
         if fitting:
             assert solution.status is sc.Status.OPTIMAL
@@ -225,9 +227,7 @@ def test_the_most_slots_that_fit_are_taken(solver: str, output: int, saved: int)
 def test_a_chain_whose_layers_differ_is_refused_with_the_layer(solver: str) -> None:
     chain = equal_layers(4)
     layers = [*chain.layers[:2], replace(chain.layers[2], saved_bytes=9), chain.layers[3]]
-    with pytest.raises(
-        UnsuitableProblemError, match=r'"l2" differs from "l0" in saved_bytes: 9 against 8; use "chain"'
-    ):
+    with pytest.raises(UnsuitableProblemError, match=r'"l2" differs from "l0" in saved_bytes: 9 against 8; use "dp"'):
         sc.solve(sc.Chain(layers, input_bytes=4), "60%", solver=solver)
     with pytest.raises(UnsuitableProblemError, match="not graphs"):
         sc.solve(uniform_graph(4), "60%", solver=solver)

@@ -18,7 +18,7 @@ from scheduler.pytorch import checkpointed, profile_layers
 from scheduler.pytorch.execute.module import CheckpointedModule
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
 from scheduler.schedule import Compute, Schedule, schedule_from_runs
-from scheduler.solution import Proposal, judge
+from scheduler.solution import Proposal, grade
 from scheduler.solvers.walk import Walk
 from tests.support.pytorch.planning import check_equal, train
 
@@ -105,7 +105,7 @@ def plan_of_schedule(graph: Graph, schedule: Schedule) -> Plan:
     """Return a plan of a schedule that no solver made."""
     problem = Problem(graph, 2**62)
     return Plan.of(
-        graph, judge(problem, Proposal(schedule, "any"), solver="by hand", seconds=0.0), granularity="layers"
+        graph, grade(problem, Proposal(schedule, "any"), solver="by hand", seconds=0.0), granularity="layers"
     )
 
 
@@ -132,7 +132,7 @@ def check_layers(
     loss: Callable[..., Tensor],
     least: float = 0.99,
 ) -> CheckpointedModule:
-    """Assert that training leaves what plain autograd leaves, in the memory that was judged.
+    """Assert that training leaves what plain autograd leaves, in the memory that was simulated.
 
     The measured peak is `least` to 1 of it. Memory counts where every backward runs once; `translate_layers` says why.
     """
@@ -152,7 +152,9 @@ def check_layers(
     with StorageTracker(resident) as tracker:
         step()
     measured = storage_bytes(resident) + tracker.peak_bytes
-    backwards = [verb for verb in plan.schedule if isinstance(verb, Compute) and verb.operation.endswith(".backward")]
+    backwards = [
+        action for action in plan.schedule if isinstance(action, Compute) and action.operation.endswith(".backward")
+    ]
     if len(backwards) == len(set(backwards)):
         assert least * plan.peak_bytes <= measured <= plan.peak_bytes
     return module

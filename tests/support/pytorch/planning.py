@@ -20,7 +20,7 @@ from scheduler.simulator import simulate
 
 
 def save_everything(graph: Graph) -> Schedule:
-    """Return the schedule that runs everything once in the given order."""
+    """Return the schedule that runs everything once in the input order."""
     return schedule_from_runs(graph, graph.index.defaults)
 
 
