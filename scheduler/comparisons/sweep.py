@@ -83,9 +83,9 @@ def compare(
     >>> for row in compare([graph], ["100%", 11], ["save-all", "ilp"]):
     ...     print(row.graph, row.budget, row.solver, row.status, row.overhead)
     two steps 100% save-all OPTIMAL 0.0
-    two steps 100% cuts OPTIMAL 0.0
+    two steps 100% ilp OPTIMAL 0.0
     two steps 11 save-all UNKNOWN None
-    two steps 11 cuts INFEASIBLE None
+    two steps 11 ilp INFEASIBLE None
     """
     check_options(time_limit, seed)
     cases = _cases(graphs, budgets, solvers, time_limit, reorder, seed)

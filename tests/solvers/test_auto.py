@@ -116,7 +116,7 @@ def test_the_search_ends_when_what_one_part_found_meets_what_another_one_proved(
         return go_on(Proposal(known.schedule, "any order"), report, deadline)
 
     monkeypatch.setattr(auto, "QUICK", ())
-    monkeypatch.setattr(auto.cuts, "search", prove)
+    monkeypatch.setattr(auto.ilp, "search", prove)
     monkeypatch.setattr(auto.anneal, "search", find)
     solution = sc.solve(graph, "60%", time_limit=60)
     assert (solution.time, solution.status) == (known.time, sc.Status.OPTIMAL)

@@ -108,7 +108,7 @@ def test_unpruned_program_pruned_one_and_exhaustive_search_agree(chain: sc.Chain
 
 
 @pytest.mark.parametrize(
-    "dp",
+    "chain",
     [
         *(random_chain(seed, 24) for seed in range(4)),
         random_chain(4, 40, distinct=3),
