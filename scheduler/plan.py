@@ -28,7 +28,7 @@ from scheduler.simulator import Simulation, simulate
 from scheduler.solution import TOLERANCE, Solution, Status, relative_gap
 
 PLAN_FORMAT = "scheduler-plan"
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 Granularity = Literal["operations", "layers"]
 
@@ -228,7 +228,8 @@ class Plan:
             raise PlanFormatError(f'not a plan: format is {fields.get("format")!r}, expected "{PLAN_FORMAT}"')
         if fields.get("version") != PLAN_VERSION or isinstance(fields.get("version"), bool):
             raise PlanFormatError(
-                f"plan version {fields.get('version')!r} is unknown; this package reads {PLAN_VERSION}"
+                f"plan version must be {PLAN_VERSION}, got {fields.get('version')!r}: make the plan again with this"
+                " package, for example with `scheduler plan` or `make_plan`"
             )
         plan = cls._parse(fields)
         for name, stated, actual in (

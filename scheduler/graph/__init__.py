@@ -2,6 +2,6 @@
 
 from scheduler.graph.graph import Graph
 from scheduler.graph.index import GraphIndex
-from scheduler.graph.operations import Operation, Phase, Tensor
+from scheduler.graph.operations import Operation, Phase, Role, Tensor
 
-__all__ = ["Graph", "GraphIndex", "Operation", "Phase", "Tensor"]
+__all__ = ["Graph", "GraphIndex", "Operation", "Phase", "Role", "Tensor"]

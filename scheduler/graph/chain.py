@@ -28,7 +28,7 @@ from scheduler.validation import (
 )
 
 CHAIN_FORMAT = "scheduler-chain"
-CHAIN_VERSION = 1
+CHAIN_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class Chain:
             "time_unit": self.time_unit,
             "input_bytes": self.input_bytes,
             "input_needs_gradient": self.input_needs_gradient,
-            "resident": {tensor.name: tensor.size_bytes for tensor in self.resident},
+            "resident": [tensor.to_dict() for tensor in self.resident],
             "layers": [{**_plain(layer), "modes": [_plain(mode) for mode in layer.modes]} for layer in self.layers],
         }
 
@@ -243,13 +243,19 @@ class Chain:
         """
         entries = dict(mapping(data, "a chain"))
         kind, version = entries.pop("format", None), entries.pop("version", None)
-        if kind != CHAIN_FORMAT or version != CHAIN_VERSION:
+        if kind != CHAIN_FORMAT or isinstance(version, bool) or version not in (1, CHAIN_VERSION):
             raise InvalidGraphError(
                 f'not a chain of format "{CHAIN_FORMAT}" version {CHAIN_VERSION}: format {kind!r}, version {version!r}'
             )
+        if version == 1:
+            raise InvalidGraphError(
+                "chains of version 1 are no longer read: they do not state the roles of resident tensors. Write the"
+                " chain again with this package, for example with `scheduler trace --layers` or"
+                " `write_graph`"
+            )
         layers = [_build_layer(entry) for entry in sequence(entries.pop("layers", None), '"layers" of the chain')]
-        sizes = mapping(entries.pop("resident", {}), '"resident" of the chain')
-        resident = [Tensor(name, size) for name, size in sizes.items()]
+        tensors = sequence(entries.pop("resident", []), '"resident" of the chain')
+        resident = [build(Tensor, entry, "a resident tensor") for entry in tensors]
         return build(cls, {**entries, "layers": layers, "resident": resident}, "a chain")
 
 
@@ -276,97 +282,141 @@ class LoweredChain:
     loss_backward: int
 
 
-def _lower(chain: Chain) -> LoweredChain:
-    tensors = [Tensor("input", chain.input_bytes), Tensor("loss", 0)]
-    operations: list[Operation] = []
-    resident, results = ["input"], ["loss"]
-    source = "input"
-    source_gradient: tuple[str, ...] = ("input_gradient",) if chain.input_needs_gradient else ()
-    if chain.input_needs_gradient:
-        tensors.append(Tensor("input_gradient", chain.input_bytes))
-        results += source_gradient
-    saving, without_saving = [], []
-    backwards: list[list[Operation]] = []
-    for layer in chain.layers:
-        name, output, gradient = layer.name, f"{layer.name}.output", f"{layer.name}.gradient"
-        parameter_gradient = f"{name}.parameter_gradient"
-        tensors += [Tensor(output, layer.output_bytes), Tensor(gradient, layer.gradient_bytes)]
-        tensors.append(Tensor(parameter_gradient, layer.parameter_gradient_bytes))
-        results.append(parameter_gradient)
-        parameters = [f"{name}.parameters"] if layer.parameter_bytes else []
-        tensors += [Tensor(parameter, layer.parameter_bytes) for parameter in parameters]
-        resident += parameters
-        saving.append(range(len(operations), len(operations) + len(layer.all_modes)))
-        backwards.append([])
-        for number, mode in enumerate(layer.all_modes):
-            suffix = f"[{number}]" if number else ""
-            kept = [Tensor(f"{name}.saved{suffix}", mode.saved_bytes)]
-            if layer.keeps_input:
-                kept.append(Tensor(f"{name}.kept_input{suffix}", 0, source))
-            if layer.keeps_output:
-                kept.append(Tensor(f"{name}.kept_output{suffix}", 0, output))
-            tensors += kept
-            kept_names = [tensor.name for tensor in kept]
-            operations.append(
-                Operation(
-                    f"{name}.forward{suffix}",
-                    (source, *parameters),
-                    (output, *kept_names),
-                    mode.forward_time,
-                    mode.forward_workspace_bytes,
-                    signature=f"forward with saving {number}",
-                )
-            )
-            backwards[-1].append(
-                Operation(
-                    f"{name}.backward{suffix}",
-                    (gradient, *kept_names, *parameters),
-                    (*source_gradient, parameter_gradient),
-                    mode.backward_time,
-                    mode.backward_workspace_bytes,
-                    phase="backward",
-                    signature=f"backward {number}",
-                )
-            )
-        without_saving.append(len(operations))
-        operations.append(
+@dataclass(frozen=True)
+class _LoweredLayer:
+    """One layer's part of the graph: its tensors in order, and its operations, one per mode."""
+
+    tensors: tuple[Tensor, ...]
+    saving: tuple[Operation, ...]
+    without_saving: Operation
+    backward: tuple[Operation, ...]
+
+
+def _lower_layer(layer: Layer, source: str, source_gradient: tuple[str, ...]) -> _LoweredLayer:
+    """Return the tensors and operations of a layer that reads `source`."""
+    name = layer.name
+    output, gradient = _output_of(layer), _gradient_of(layer)
+    tensors = [
+        Tensor(output, layer.output_bytes),
+        Tensor(gradient, layer.gradient_bytes, role="gradient"),
+        Tensor(_parameter_gradient_of(layer), layer.parameter_gradient_bytes, role="gradient"),
+    ]
+    parameters: tuple[str, ...] = ()
+    if layer.parameter_bytes:
+        parameters = (f"{name}.parameters",)
+        tensors.append(Tensor(*parameters, layer.parameter_bytes, role="parameter"))
+    saving, backward = [], []
+    for number, mode in enumerate(layer.all_modes):
+        suffix = f"[{number}]" if number else ""
+        kept = [Tensor(f"{name}.saved{suffix}", mode.saved_bytes)]
+        if layer.keeps_input:
+            kept.append(Tensor(f"{name}.kept_input{suffix}", 0, source))
+        if layer.keeps_output:
+            kept.append(Tensor(f"{name}.kept_output{suffix}", 0, output))
+        tensors += kept
+        kept_names = [tensor.name for tensor in kept]
+        saving.append(
             Operation(
-                f"{name}.forward_without_saving",
+                f"{name}.forward{suffix}",
                 (source, *parameters),
-                (output,),
-                layer.forward_without_saving_time,
-                layer.forward_without_saving_workspace_bytes,
-                signature="forward without saving",
+                (output, *kept_names),
+                mode.forward_time,
+                mode.forward_workspace_bytes,
+                signature=f"forward with saving {number}",
+                layer=name,
+                kind="forward with saving",
             )
         )
-        source, source_gradient = output, (gradient,)
-    tensors += chain.resident
-    resident += [tensor.name for tensor in chain.resident]
-    loss = len(operations)
-    operations += [
-        Operation("loss", (source,), ("loss",), 0.0, signature="loss"),
-        Operation("loss_backward", (source,), source_gradient, 0.0, phase="backward", signature="loss backward"),
-    ]
-    backward: list[range] = []
-    for alternatives in reversed(backwards):
-        backward.append(range(len(operations), len(operations) + len(alternatives)))
-        operations += alternatives
+        backward.append(
+            Operation(
+                f"{name}.backward{suffix}",
+                (gradient, *kept_names, *parameters),
+                (*source_gradient, _parameter_gradient_of(layer)),
+                mode.backward_time,
+                mode.backward_workspace_bytes,
+                phase="backward",
+                signature=f"backward {number}",
+                layer=name,
+                kind="backward",
+            )
+        )
+    without_saving = Operation(
+        f"{name}.forward_without_saving",
+        (source, *parameters),
+        (output,),
+        layer.forward_without_saving_time,
+        layer.forward_without_saving_workspace_bytes,
+        signature="forward without saving",
+        layer=name,
+        kind="forward without saving",
+    )
+    return _LoweredLayer(tuple(tensors), tuple(saving), without_saving, tuple(backward))
+
+
+def _lower(chain: Chain) -> LoweredChain:
+    source, source_gradient = "input", ("input_gradient",) if chain.input_needs_gradient else ()
+    tensors = [Tensor("input", chain.input_bytes, role="input"), Tensor("loss", 0, role="output")]
+    tensors += [Tensor(name, chain.input_bytes, role="gradient") for name in source_gradient]
+    results = ["loss", *source_gradient]
+    operations: list[Operation] = []
+    parts: list[_LoweredLayer] = []
+    saving: list[tuple[int, ...]] = []
+    without_saving: list[int] = []
+    for layer in chain.layers:
+        part = _lower_layer(layer, source, source_gradient)
+        parts.append(part)
+        tensors += part.tensors
+        results.append(_parameter_gradient_of(layer))
+        saving.append(_extend(operations, part.saving))
+        without_saving += _extend(operations, (part.without_saving,))
+        source, source_gradient = _output_of(layer), (_gradient_of(layer),)
+    (loss,) = _extend(operations, (Operation("loss", (source,), ("loss",), 0.0, signature="loss", kind="loss"),))
+    loss_gradient = Operation(
+        "loss_backward",
+        (source,),
+        source_gradient,
+        0.0,
+        phase="backward",
+        signature="loss backward",
+        kind="loss backward",
+    )
+    (loss_backward,) = _extend(operations, (loss_gradient,))
+    backward = [_extend(operations, part.backward) for part in reversed(parts)]
+    resident = [tensor for tensor in tensors if tensor.role in ("input", "parameter")]
     graph = Graph(
         tuple(operations),
-        tuple(tensors),
-        resident=tuple(resident),
+        (*tensors, *chain.resident),
+        resident=tuple(tensor.name for tensor in (*resident, *chain.resident)),
         results=tuple(results),
         time_unit=chain.time_unit,
         name=chain.name,
     )
     return LoweredChain(
         graph,
-        saving=tuple(tuple(entry) for entry in saving),
+        saving=tuple(saving),
         without_saving=tuple(without_saving),
-        backward=tuple(tuple(entry) for entry in reversed(backward)),
+        backward=tuple(reversed(backward)),
         loss=loss,
-        loss_backward=loss + 1,
+        loss_backward=loss_backward,
     )
+
+
+def _extend(operations: list[Operation], more: tuple[Operation, ...]) -> tuple[int, ...]:
+    """Append operations and return their positions."""
+    operations += more
+    return tuple(range(len(operations) - len(more), len(operations)))
+
+
+def _output_of(layer: Layer) -> str:
+    return f"{layer.name}.output"
+
+
+def _gradient_of(layer: Layer) -> str:
+    return f"{layer.name}.gradient"
+
+
+def _parameter_gradient_of(layer: Layer) -> str:
+    return f"{layer.name}.parameter_gradient"
 
 
 def _check_numbers(value: Layer | Mode, where: str) -> None:

@@ -27,7 +27,7 @@ from scheduler.validation import (
 )
 
 GRAPH_FORMAT = "scheduler-graph"
-GRAPH_VERSION = 1
+GRAPH_VERSION = 2
 _MOST_BYTES = 2**60
 
 
@@ -128,7 +128,8 @@ class Graph:
     def structure_digest(self) -> str:
         """SHA-256 over signatures, edges, storages, bytes, phases and order.
 
-        Names, times and workspaces are left out: two captures of one program agree.
+        Names, roles, layers, kinds, times and workspaces are left out: two captures of one
+        program agree.
         """
         index = self.index
         number: dict[int, int] = {}
@@ -164,36 +165,13 @@ class Graph:
 
     def to_dict(self) -> dict[str, object]:
         """Return the graph as plain JSON data; `from_dict` reads it back."""
-        operations: list[dict[str, object]] = []
-        for operation in self.operations:
-            entry: dict[str, object] = {
-                "name": operation.name,
-                "inputs": list(operation.inputs),
-                "outputs": list(operation.outputs),
-                "time": operation.time,
-            }
-            if operation.workspace_bytes:
-                entry["workspace_bytes"] = operation.workspace_bytes
-            if operation.phase != "forward":
-                entry["phase"] = operation.phase
-            if not operation.repeatable:
-                entry["repeatable"] = False
-            if operation.signature:
-                entry["signature"] = operation.signature
-            operations.append(entry)
-        tensors: list[dict[str, object]] = []
-        for tensor in self.tensors:
-            entry = {"name": tensor.name, "size_bytes": tensor.size_bytes}
-            if tensor.storage != tensor.name:
-                entry["storage"] = tensor.storage
-            tensors.append(entry)
         return {
             "format": GRAPH_FORMAT,
             "version": GRAPH_VERSION,
             "name": self.name,
             "time_unit": self.time_unit,
-            "tensors": tensors,
-            "operations": operations,
+            "tensors": [tensor.to_dict() for tensor in self.tensors],
+            "operations": [operation.to_dict() for operation in self.operations],
             "resident": list(self.resident),
             "results": list(self.results),
             "required": list(self.required),
@@ -210,10 +188,16 @@ class Graph:
             the graph in it contradicts itself.
         """
         fields = mapping(data, "a graph")
-        if fields.get("format") != GRAPH_FORMAT or fields.get("version") != GRAPH_VERSION or fields["version"] is True:
+        kind, version = fields.get("format"), fields.get("version")
+        if kind != GRAPH_FORMAT or isinstance(version, bool) or version not in (1, GRAPH_VERSION):
             raise InvalidGraphError(
-                f'not a graph of format "{GRAPH_FORMAT}" version {GRAPH_VERSION}:'
-                f" format {fields.get('format')!r}, version {fields.get('version')!r}"
+                f'not a graph of format "{GRAPH_FORMAT}" version {GRAPH_VERSION}: format {kind!r}, version {version!r}'
+            )
+        if version == 1:
+            raise InvalidGraphError(
+                "graphs of version 1 are no longer read: they do not state the roles of tensors and the layers and"
+                " kinds of operations. Write the graph again with this package, for example with `scheduler trace`"
+                " or `write_graph`"
             )
         check_keys(fields, {"format", "version", *cls.__dataclass_fields__}, "the graph")
         operations = sequence(fields.get("operations"), '"operations" of the graph')

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import networkx
 
 
+_OPERATION_FIELDS = ("name", "time", "workspace_bytes", "phase", "repeatable", "signature", "layer", "kind")
 _TIME_NAMES = ("time", "duration", "cost_cpu", "weight", "cost")
 
 
@@ -36,16 +37,17 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[str]:
     for tensor in graph.tensors:
         result.add_node(
             f"tensor:{tensor.name}",
-            kind="tensor",
+            node_type="tensor",
             name=tensor.name,
             size_bytes=tensor.size_bytes,
             storage=tensor.storage,
+            role=tensor.role,
         )
     for position, operation in enumerate(graph.operations):
         node = f"operation:{operation.name}"
         result.add_node(
             node,
-            kind="operation",
+            node_type="operation",
             position=position,
             name=operation.name,
             time=operation.time,
@@ -53,6 +55,8 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[str]:
             phase=operation.phase,
             repeatable=operation.repeatable,
             signature=operation.signature,
+            layer=operation.layer,
+            kind=operation.kind,
         )
         for number, tensor_name in enumerate(operation.inputs):
             result.add_edge(f"tensor:{tensor_name}", node, number=number)
@@ -77,7 +81,7 @@ def from_networkx(graph: networkx.DiGraph[object], *, time: str | None = None, s
     InvalidGraphError
         If the graph contradicts itself, for example by a cycle.
     """
-    kinds = {attributes.get("kind") for _, attributes in graph.nodes(data=True)}
+    kinds = {attributes.get("node_type") for _, attributes in graph.nodes(data=True)}
     if "operation" in kinds and kinds <= {"operation", "tensor"}:
         return _from_bipartite(graph)
     return _one_operation_per_node(graph, time=time, size_bytes=size_bytes)
@@ -85,20 +89,20 @@ def from_networkx(graph: networkx.DiGraph[object], *, time: str | None = None, s
 
 def _from_bipartite(graph: networkx.DiGraph[object]) -> Graph:
     tensors = [
-        Tensor(fields["name"], fields["size_bytes"], fields["storage"])
+        Tensor(fields["name"], fields["size_bytes"], fields["storage"], role=fields["role"])
         for _, fields in graph.nodes(data=True)
-        if fields["kind"] == "tensor"
+        if fields["node_type"] == "tensor"
     ]
     operations = []
     for node, fields in graph.nodes(data=True):
-        if fields["kind"] == "operation":
+        if fields["node_type"] == "operation":
             inputs = sorted(
                 (data["number"], graph.nodes[source]["name"]) for source, _, data in graph.in_edges(node, data=True)
             )
             outputs = sorted(
                 (data["number"], graph.nodes[target]["name"]) for _, target, data in graph.out_edges(node, data=True)
             )
-            own = {key: fields[key] for key in ("name", "time", "workspace_bytes", "phase", "repeatable", "signature")}
+            own = {key: fields[key] for key in _OPERATION_FIELDS}
             operation = Operation(inputs=tuple(n for _, n in inputs), outputs=tuple(n for _, n in outputs), **own)
             operations.append((fields["position"], operation))
     return Graph([operation for _, operation in sorted(operations, key=lambda entry: entry[0])], tensors, **graph.graph)

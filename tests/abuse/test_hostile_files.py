@@ -167,7 +167,7 @@ path, count = sys.argv[1], int(sys.argv[2])
 reads = [[]] + [[f"t{i}"] for i in range(count)]
 operations = [{"name": f"o{i}", "inputs": reads[i], "outputs": [f"t{i}"], "time": 1} for i in range(count)]
 tensors = [{"name": f"t{i}", "size_bytes": 4} for i in range(count)]
-whole = {"format": "scheduler-graph", "version": 1, "operations": operations, "tensors": tensors}
+whole = {"format": "scheduler-graph", "version": 2, "operations": operations, "tensors": tensors}
 text = json.dumps(whole | {"results": [f"t{count - 1}"]})
 texts = [text, text[:-100], text.replace(f'"o{count - 1}"', '"o0"'), text.replace('"t7"]', '"t9"]', 1), "[" * count]
 del operations, tensors, whole

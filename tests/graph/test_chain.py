@@ -161,7 +161,8 @@ def test_a_chain_survives_being_written_and_read(chain: sc.Chain) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
+        ({"version": 1}, "version 1 .* again with"),
         ({"format": "scheduler-graph"}, "scheduler-graph"),
         ({"color": 1}, "color"),
         ({"layers": {}}, "JSON list"),

@@ -55,6 +55,19 @@ def test_a_name_that_is_empty_or_unprintable_is_refused(name: object) -> None:
         Operation(name, [], ["x"], 1)
 
 
+@pytest.mark.parametrize("role", ["", "weights", None, 3])
+def test_a_role_that_is_unknown_is_refused(role: object) -> None:
+    with refuse('role of tensor "a" must be one of "activation", "parameter"'):
+        Tensor("a", 1, role=role)
+
+
+@pytest.mark.parametrize("field", ["layer", "kind"])
+@pytest.mark.parametrize("text", [None, 3, "a\nb", "\x1b[31m"])
+def test_a_layer_or_kind_that_is_no_printable_text_is_refused(field: str, text: object) -> None:
+    with refuse(f'{field} of operation "a"'):
+        op("a", "", "x", **{field: text})
+
+
 def test_an_empty_storage_name_is_refused() -> None:
     with refuse("storage"):
         Tensor("a", 1, "")
@@ -83,12 +96,12 @@ def test_repeated_inputs_count_once() -> None:
 
 
 def test_repeated_outputs_are_refused() -> None:
-    with refuse("makes the same tensor twice"):
+    with refuse("produces the same tensor twice"):
         op("a", "", "x x")
 
 
 def test_an_operation_in_place_is_refused() -> None:
-    with refuse('reads and makes "x"'):
+    with refuse('reads and produces "x"'):
         op("a", "x", "x y")
 
 
@@ -120,7 +133,7 @@ def test_a_signature_is_text() -> None:
 
 
 def test_a_repeatable_operation_that_makes_nothing_is_refused() -> None:
-    with refuse("makes nothing"):
+    with refuse("produces nothing"):
         op("a", "x", "")
     assert op("a", "x", "", repeatable=False).outputs == ()
 
@@ -426,8 +439,21 @@ def test_plain_data_reads_back(graph: Graph) -> None:
 
 def test_plain_data_keeps_every_field() -> None:
     graph = Graph(
-        [op("f", "w", "x", 0.1, workspace_bytes=3, phase="backward", repeatable=False, signature="s")],
-        [Tensor("w", 1), Tensor("x", 2, "w")],
+        [
+            op(
+                "f",
+                "w",
+                "x",
+                0.1,
+                workspace_bytes=3,
+                phase="backward",
+                repeatable=False,
+                signature="s",
+                layer="l",
+                kind="k",
+            )
+        ],
+        [Tensor("w", 1, role="parameter"), Tensor("x", 2, "w")],
         resident=["w"],
         results=["x"],
         required=["f"],
@@ -436,10 +462,13 @@ def test_plain_data_keeps_every_field() -> None:
     )
     assert graph.to_dict() == {
         "format": "scheduler-graph",
-        "version": 1,
+        "version": 2,
         "name": "n",
         "time_unit": "ms",
-        "tensors": [{"name": "w", "size_bytes": 1}, {"name": "x", "size_bytes": 2, "storage": "w"}],
+        "tensors": [
+            {"name": "w", "size_bytes": 1, "role": "parameter"},
+            {"name": "x", "size_bytes": 2, "storage": "w"},
+        ],
         "operations": [
             {
                 "name": "f",
@@ -450,6 +479,8 @@ def test_plain_data_keeps_every_field() -> None:
                 "phase": "backward",
                 "repeatable": False,
                 "signature": "s",
+                "layer": "l",
+                "kind": "k",
             }
         ],
         "resident": ["w"],
@@ -462,7 +493,8 @@ def test_plain_data_keeps_every_field() -> None:
     ("changes", "message"),
     [
         ({"format": "other"}, "not a graph of format"),
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
+        ({"version": 1}, "version 1 .* again with"),
         ({"version": None}, "version None"),
         ({"color": "red"}, "unknown field 'color'"),
         ({"operations": None}, '"operations" of the graph is a JSON list'),

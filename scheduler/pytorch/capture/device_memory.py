@@ -21,9 +21,7 @@ from scheduler.graph import Graph, Tensor
 from scheduler.pytorch.measurement.memory import storage_bytes
 from scheduler.units import parse_bytes
 
-RESERVE = "reserve"
-OPTIMIZER = "optimizer:"
-GRADIENT = "gradient:"
+_BESIDE_THE_STEP = ("reserve", "optimizer state")
 
 
 @dataclass(frozen=True)
@@ -72,22 +70,27 @@ def read_device_memory(
         parameter alone.
     """
     reserved = parse_bytes(reserve)
-    tensors = [Tensor(RESERVE, reserved)] if reserved else []
+    tensors = [Tensor("reserve", reserved, role="reserve")] if reserved else []
     if optimizer is not None:
         if not isinstance(optimizer, Optimizer):
             raise InvalidOptionError(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
             raise InvalidOptionError(f"{type(optimizer).__name__} wraps another optimizer: give that one")
         names = _parameter_names(model)
-        tensors += [Tensor(f"{OPTIMIZER}{name}", size) for name, size in _state_sizes(optimizer, names) if size]
+        tensors += [
+            Tensor(f"optimizer:{name}", size, role="optimizer state")
+            for name, size in _state_sizes(optimizer, names)
+            if size
+        ]
     return DeviceMemory(tuple(tensors), bool(accumulate_gradients))
 
 
 def memory_beside(graph: Graph) -> DeviceMemory:
     """Return what a graph counts beside its step."""
+    resident = [graph.tensor(name) for name in graph.resident]
     return DeviceMemory(
-        tuple(graph.tensor(name) for name in graph.resident if name == RESERVE or name.startswith(OPTIMIZER)),
-        any(name.startswith(GRADIENT) for name in graph.resident),
+        tuple(tensor for tensor in resident if tensor.role in _BESIDE_THE_STEP),
+        any(tensor.role == "gradient" for tensor in resident),
     )
 
 

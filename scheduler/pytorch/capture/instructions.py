@@ -79,9 +79,16 @@ class Update:
 
 @dataclass(frozen=True)
 class Return:
-    """Hand outputs to the caller."""
+    """Hand outputs to the caller.
+
+    Attributes
+    ----------
+    values, results : tuple of str
+        The tensors, and those that stand for them in the caller's hands.
+    """
 
     values: tuple[str, ...]
+    results: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ tokens: tensors of zero bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -28,8 +28,8 @@ from torch import fx
 from torch.fx.node import Argument
 
 from scheduler.errors import CaptureError
-from scheduler.graph import Graph, Operation, Tensor
-from scheduler.pytorch.capture.device_memory import GRADIENT, DeviceMemory
+from scheduler.graph import Graph, Operation, Role, Tensor
+from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.capture.gradient_groups import group_gradients
 from scheduler.pytorch.capture.inplace import find_reuses
 from scheduler.pytorch.capture.instructions import (
@@ -130,6 +130,9 @@ class _Lowering:
                 self._add_accumulations(groups.get(node, ()), begin)
         gradients = tuple(self.tensor_of[node] for _, node in joint.gradients)
         made = [tensor for i, tensor in enumerate(gradients) if i not in self.accumulate_gradients]
+        for tensor in gradients:
+            if self.tensors[tensor].role == "activation":
+                self.tensors[tensor] = replace(self.tensors[tensor], role="gradient")
         held = [tensor for tensor in self.tangents if self.tensors[tensor].size_bytes <= _SCALAR_BYTES]
         graph = Graph(
             operations=tuple(self.operations),
@@ -190,15 +193,17 @@ class _Lowering:
                 continue
             tensor = f"{source.kind}:{source.names[0]}"
             if node in changed:
-                self._add_tensor(tensor, value.untyped_storage().nbytes(), tensor)
+                self._add_tensor(tensor, value.untyped_storage().nbytes(), tensor, role=source.kind)
             else:
-                self._add_value(tensor, value)
+                self._add_value(tensor, value, role=source.kind)
             self.tensor_of[node] = tensor
             resident[tensor] = node
         self.pending = {old: self.tensor_of[old] for old in changed if self._readers(old)}
         """Changed placeholders whose snapshot is not made yet."""
         self.snapshots: dict[fx.Node, str] = {}
-        self.standing = [self._add_tensor(tensor.name, tensor.size_bytes) for tensor in self.memory.tensors]
+        self.standing = [
+            self._add_tensor(tensor.name, tensor.size_bytes, role=tensor.role) for tensor in self.memory.tensors
+        ]
         self.accumulate_gradients = {
             i: self._add_existing_gradient(trained)
             for i, (trained, _) in enumerate(self.joint.gradients)
@@ -209,8 +214,8 @@ class _Lowering:
 
     def _add_existing_gradient(self, trained: fx.Node) -> str:
         value = trained.meta["val"]
-        name = f"{GRADIENT}{self.joint.sources[trained].names[0]}"
-        return self._add_tensor(name, value.numel() * value.element_size())
+        name = f"gradient:{self.joint.sources[trained].names[0]}"
+        return self._add_tensor(name, value.numel() * value.element_size(), role="gradient")
 
     def _groups_to_accumulate(self, calls: list[fx.Node]) -> dict[fx.Node | None, list[tuple[int, ...]]]:
         """Return the groups of gradients to hand over, by the call that makes the last of each."""
@@ -256,7 +261,7 @@ class _Lowering:
 
     def _add_snapshot(self, old: fx.Node) -> None:
         source = self.pending.pop(old)
-        name = source.partition(":")[2]
+        name = self.joint.sources[old].names[0]
         tensor = self._add_value(f"snapshot:{name}", old.meta["val"])
         token = self._add_token(f"snapshot:{name}:token")
         self._add(f"snapshot:{name}", Snapshot(source, tensor), (source,), (tensor, token), repeatable=False)
@@ -276,15 +281,14 @@ class _Lowering:
         target = UPDATES[node.target]  # type: ignore[index]
         args = self._with_refs(node.args)
         call = Call(node, target, args, {}, (), has_several=False)  # type: ignore[arg-type]
-        self._add(self._label(node), call, (self.tensor_of[self.counters[node]],), (), repeatable=False)
-
-    def _label(self, node: fx.Node) -> str:
-        where = location(node, self.joint.sources)
-        return f"{where}/{node.name}" if where else node.name
+        layer = location(node, self.joint.sources)
+        read = (self.tensor_of[self.counters[node]],)
+        self._add(_label(node, layer), call, read, (), repeatable=False, layer=layer)
 
     def _add_call(self, node: fx.Node, phase: str, norm: BatchNorm | None, begin: str | None = None) -> None:
         values = output_values(node)
-        name = self._label(node)
+        layer = location(node, self.joint.sources)
+        name = _label(node, layer)
         if norm is not None:
             values = values[: norm.updated[0]]
         made = {user.args[1]: user for user in node.users if is_getitem(user)}
@@ -318,7 +322,7 @@ class _Lowering:
                 outputs.append(None)
         made_tensors = [tensor for tensor in outputs if tensor is not None]
         if state is not None:
-            self.random_token = self._add_token(f"rng token {self.randoms}")
+            self.random_token = self._add_token(f"rng token {self.randoms}", role="random state")
             made_tensors.append(self.random_token)
         meets = is_collective(node)
         if meets and not self.joint.functional:
@@ -337,7 +341,7 @@ class _Lowering:
             batch_norm=norm,
         )
         repeatable = not meets and reuse is None and (not draws or (phase == "forward" and state is not None))
-        self._add(name, call, tuple(inputs), tuple(made_tensors), phase=phase, repeatable=repeatable)
+        self._add(name, call, tuple(inputs), tuple(made_tensors), phase=phase, repeatable=repeatable, layer=layer)
         if state is not None or norm is not None:
             self.required.append(name)
 
@@ -345,7 +349,7 @@ class _Lowering:
         device = next(value.device for value in output_values(node) if isinstance(value, TorchTensor))
         self.randoms += 1
         size = default_generator(device).get_state().untyped_storage().nbytes()
-        state = self._add_tensor(f"state {self.randoms}", size)
+        state = self._add_tensor(f"state {self.randoms}", size, role="random state")
         inputs = () if self.random_token is None else (self.random_token,)
         self._add(
             f"rng state {self.randoms}", SaveState(state, device), inputs, (state,), phase=phase, repeatable=False
@@ -357,8 +361,8 @@ class _Lowering:
         own = tuple(dict.fromkeys(t for t in tensors if t not in self._resident_names()))
         self.returned = tuple(f"{tensor}:returned" for tensor in own)
         for tensor, result in zip(own, self.returned, strict=True):
-            self._add_tensor(result, self.tensors[tensor].size_bytes, self.tensors[tensor].storage)
-        self._add("return", Return(own), own, self.returned, repeatable=False)
+            self._add_tensor(result, self.tensors[tensor].size_bytes, self.tensors[tensor].storage, role="output")
+        self._add("return", Return(own, self.returned), own, self.returned, repeatable=False)
         return tensors
 
     def _resident_names(self) -> set[str]:
@@ -369,7 +373,7 @@ class _Lowering:
         self.tangents: list[str] = []
         for node, output in self.joint.tangents.items():
             value = node.meta["val"]
-            self.tensor_of[node] = self._add_value(f"tangent {output}", value)
+            self.tensor_of[node] = self._add_value(f"tangent {output}", value, role="gradient")
             self.tangents.append(self.tensor_of[node])
             outputs.append(output)
             strides.append(tuple(value.stride()))
@@ -387,6 +391,7 @@ class _Lowering:
         *,
         phase: str = "forward",
         repeatable: bool = True,
+        layer: str = "",
     ) -> None:
         signature = describe_call(instruction.node) if isinstance(instruction, Call) else type(instruction).__name__
         self.operations.append(
@@ -398,6 +403,8 @@ class _Lowering:
                 phase=phase,  # type: ignore[arg-type]
                 repeatable=repeatable,
                 signature=signature,
+                layer=layer,
+                kind=_kind_of(instruction),
             )
         )
         self.instructions.append(instruction)
@@ -408,16 +415,16 @@ class _Lowering:
         assert isinstance(node, fx.Node)
         return str(self.tensors[self.tensor_of[node]].storage)
 
-    def _add_value(self, name: str, value: TorchTensor) -> str:
+    def _add_value(self, name: str, value: TorchTensor, *, role: Role = "activation") -> str:
         key = storage_key(value)
         storage = self.storage_of.setdefault(key, name)
-        return self._add_tensor(name, value.untyped_storage().nbytes(), storage)
+        return self._add_tensor(name, value.untyped_storage().nbytes(), storage, role=role)
 
-    def _add_token(self, name: str) -> str:
-        return self._add_tensor(name, 0)
+    def _add_token(self, name: str, *, role: Role = "activation") -> str:
+        return self._add_tensor(name, 0, role=role)
 
-    def _add_tensor(self, name: str, size: int, storage: str | None = None) -> str:
-        self.tensors[name] = Tensor(name, size, storage)
+    def _add_tensor(self, name: str, size: int, storage: str | None = None, *, role: Role = "activation") -> str:
+        self.tensors[name] = Tensor(name, size, storage, role=role)
         return name
 
     def _with_refs(self, arguments: object) -> object:
@@ -434,6 +441,27 @@ class _Lowering:
 
 _NATIVE_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _SCALAR_BYTES = 8
+
+
+_KINDS: dict[type[Instruction], str] = {
+    SaveState: "save random state",
+    Snapshot: "snapshot",
+    Update: "update",
+    Return: "return",
+    Tangents: "tangents",
+    Accumulate: "accumulate",
+}
+
+
+def _kind_of(instruction: Instruction) -> str:
+    """Return the kind of an operation, by which exports tell calls from what the step does around them."""
+    if isinstance(instruction, Call):
+        return "batch norm update" if instruction.batch_norm is not None else ""
+    return _KINDS[type(instruction)]
+
+
+def _label(node: fx.Node, layer: str) -> str:
+    return f"{layer}/{node.name}" if layer else node.name
 
 
 def _is_private(node: fx.Node, old: object, new: fx.Node | None) -> bool:

@@ -184,6 +184,8 @@ class _Splitter:
         self.graph = fx.Graph()
         self.made: dict[str, fx.Node] = {}
         """The node that holds each tensor."""
+        self.result_of: dict[str, str] = {}
+        """The tensor that the caller holds of each tensor handed over."""
         self.live = set(captured.graph.resident)
         self.updates: list[tuple[fx.Node, fx.Node]] = []
         self.late_storages = self._find_late_storages()
@@ -230,7 +232,8 @@ class _Splitter:
         elif isinstance(instruction, Update):
             self.updates.append((self.made[instruction.target], self.made[instruction.value]))
         elif isinstance(instruction, Return):
-            self.made.update({f"{tensor}:returned": self.made[tensor] for tensor in instruction.values})
+            self.result_of.update(zip(instruction.values, instruction.results, strict=True))
+            self.made.update({result: self.made[value] for value, result in self.result_of.items()})
         elif isinstance(instruction, Tangents):
             self.made.update(
                 {name: self.inputs[node] for name, node in zip(instruction.tensors, self.joint.tangents, strict=True)}
@@ -265,7 +268,7 @@ class _Splitter:
         lowered = self.captured.lowered
         replaced = dict(self.inputs)
         for node, tensor in zip(self.joint.outputs, lowered.output_tensors, strict=True):
-            replaced[node] = self.made.get(f"{tensor}:returned", self.made[tensor])
+            replaced[node] = self.made[self.result_of.get(tensor, tensor)]
         for (_, node), tensor in zip(self.joint.gradients, lowered.gradient_tensors, strict=True):
             replaced[node] = self.made[tensor]
         (returned,) = self.joint.module.graph.find_nodes(op="output")

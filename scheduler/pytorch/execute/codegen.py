@@ -113,7 +113,9 @@ class _Generator:
         parts = [self._emit(actions, gradients) for actions, gradients in self._split(self.actions[boundary:])]
         segments = self._segments(parts)
         outputs = self.capture.lowered.output_tensors
-        returned = tuple(name if name in self.resident else f"{name}:returned" for name in outputs)
+        handed = next(x for x in self.capture.instructions if isinstance(x, Return))
+        result_of = dict(zip(handed.values, handed.results, strict=True))
+        returned = tuple(result_of.get(name, name) for name in outputs)
         forward = self._forward(forward_part, segments[0].saved, returned)
         tangents = next(x for x in self.capture.instructions if isinstance(x, Tangents))
         return Program(forward, segments, outputs, tangents)
@@ -227,7 +229,8 @@ class _Generator:
             copy = self._constant(aten.copy_.default)
             return [f"{copy}({self._read(instruction.target)}, {self._read(instruction.value)})"]
         if isinstance(instruction, Return):
-            return [f"{self._make(f'{value}:returned')} = {self._read(value)}" for value in instruction.values]
+            handed = zip(instruction.values, instruction.results, strict=True)
+            return [f"{self._make(result)} = {self._read(value)}" for value, result in handed]
         if isinstance(instruction, Accumulate):
             return []
         return self._emit_tangents(instruction)

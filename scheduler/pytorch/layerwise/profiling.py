@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from scheduler.errors import CaptureError, ExecutionError
 from scheduler.graph import Tensor as GraphTensor
 from scheduler.graph.chain import Chain, Layer
-from scheduler.pytorch.capture.device_memory import GRADIENT, NOTHING_BESIDE, DeviceMemory, read_device_memory
+from scheduler.pytorch.capture.device_memory import NOTHING_BESIDE, DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
 from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.layerwise.groups import Gradients, Link, State
@@ -367,7 +367,7 @@ class _Measurer:
                 copied += size
                 extra += gradient.untyped_storage().nbytes()
         if existing and self.memory.accumulate_gradients:
-            self.accumulate_gradients.append(GraphTensor(f"{GRADIENT}{link.name}", existing))
+            self.accumulate_gradients.append(GraphTensor(f"gradient:{link.name}", existing, role="gradient"))
         return self._bytes(staying) + copied, extra
 
     def _bytes(self, tensors: Iterable[Tensor]) -> int:
