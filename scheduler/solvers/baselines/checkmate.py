@@ -16,7 +16,7 @@ from scheduler.solution import Proposal
 from scheduler.solvers.baselines.plain import check_plain
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult, is_set
-from scheduler.solvers.scaling import byte_unit, time_units
+from scheduler.solvers.scaling import byte_units, time_units
 
 MOST_OPERATIONS = 80
 SEARCH_SPACE = "stages"
@@ -101,7 +101,7 @@ class _Stages:
         self.first_runs = math.fsum(self.units.times[i] for i in self.order)
         self.program = IntegerProgram("stages")
         free = budget_bytes - graph.resident_bytes
-        self._unit, self._cautious = byte_unit(graph, free), cautious
+        self._unit, self._cautious = byte_units(graph, free).size, cautious
         self._budget = free // self._unit
         self._workspace = [self._bytes(graph.operations[i].workspace_bytes) for i in self.order]
         place = {i: k for k, i in enumerate(self.order)}

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.graph.chain import Chain, Layer
+from scheduler.solvers.scaling import common_power_of_two
 
 _FINEST = 2.0**-40
 _CHUNK = 100_000
@@ -252,13 +253,7 @@ def _quantum(times: list[float]) -> float:
     if total == 0:
         return 1.0
     coarsest = math.ldexp(1.0, math.frexp(total * _FINEST)[1])
-    finest = min(_lowest_bit(time) for time in times if time)
-    return max(coarsest, finest)
-
-
-def _lowest_bit(value: float) -> float:
-    numerator, denominator = value.as_integer_ratio()
-    return (numerator & -numerator) / denominator
+    return max(coarsest, common_power_of_two(times))
 
 
 def _whole(time: float, quantum: float) -> int:

@@ -20,8 +20,10 @@ from scheduler.problem import necessary_tasks
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.views import fold_views
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult, TimeIsUpError, is_set
+from scheduler.solvers.scaling import byte_units, time_units
 
-_LARGEST_COEFFICIENT = 2**24
+_FRACTIONAL_TIME_BITS = 20
+"""If times need more bits than a coefficient holds, their sum has this many bits before the binary point."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,9 @@ class CutRelaxation:
         self.folded = views.folded
         self.inputs = [sorted({views.root[t] for t in ids} - {-1}) for ids in self.index.inputs]
         self.results = {views.root[t] for t, result in enumerate(self.index.is_result) if result}
-        self.times, self.time_scale = _scaled_times(graph)
-        self.byte_scale, self.exact_bytes = _byte_scale(graph, max(budgets))
+        times, sizes = time_units(graph, fractional_bits=_FRACTIONAL_TIME_BITS), byte_units(graph, max(budgets))
+        self.times, self.time_scale = times.times, times.scale
+        self.byte_scale, self.exact_bytes = sizes.size, sizes.exact
         self.program = IntegerProgram("ilp", deadline)
         self.constant = 0.0
         self.first_run: dict[int, pulp.LpVariable] = {}
@@ -346,29 +349,3 @@ def _bits(mask: int) -> list[int]:
         found.append(position)
         position = text.find("1", position + 1)
     return found
-
-
-def _scaled_times(graph: Graph) -> tuple[list[float], float]:
-    """Return times over a power of two, and that power: whole numbers where they stay small."""
-    times = [operation.time for operation in graph.operations]
-    total = math.fsum(times)
-    if total == 0:
-        return times, 1.0
-    quantum = min(_lowest_bit(time) for time in times if time)
-    scale = quantum if total / quantum <= _LARGEST_COEFFICIENT else math.ldexp(1.0, math.frexp(total)[1] - 20)
-    return [time / scale for time in times], scale
-
-
-def _lowest_bit(value: float) -> float:
-    numerator, denominator = value.as_integer_ratio()
-    return (numerator & -numerator) / denominator
-
-
-def _byte_scale(graph: Graph, budget: int) -> tuple[int, bool]:
-    """Return a power of two, and whether all sizes are multiples of it, as they are where they stay small."""
-    sizes = [size for size in graph.index.storage_bytes if size]
-    sizes += [operation.workspace_bytes for operation in graph.operations if operation.workspace_bytes]
-    exact = scale = min((size & -size for size in sizes), default=1)
-    while budget // scale > _LARGEST_COEFFICIENT:
-        scale *= 2
-    return scale, scale == exact
