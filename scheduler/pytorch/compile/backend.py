@@ -1,9 +1,9 @@
 """A backend for `torch.compile` that plans each graph within a memory budget.
 
-TorchDynamo captures the code, guards it and compiles again for other shapes; each graph that
-needs gradients gets a plan of its own. With `compiler="eager"` the plan runs as generated
-code, and its peak is the plan's. With "inductor" what is saved and what is computed again is
-the plan's; kernels, their order and so the peak within the backward are Inductor's.
+TorchDynamo captures the code, guards it and recompiles it for other shapes; each graph that
+needs gradients gets its own plan. With `compiler="eager"` the plan runs as generated code,
+and the peak is the plan's. With "inductor" the plan decides what is saved and what is
+recomputed; Inductor decides the kernels and their order, and so the peak of the backward.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.device_memory import DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.rewriting import overlap
 from scheduler.pytorch.compile.graphs import (
+    BudgetShares,
     CompiledGraph,
     PlannedGraph,
-    Shares,
     is_relative,
     needs_gradients,
-    take_out_returned_inputs,
+    remove_returned_inputs,
 )
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.execute.runner import build
@@ -54,37 +54,36 @@ def backend(
 ) -> Backend:
     """Return a backend for `torch.compile` that keeps a training step within a memory budget.
 
-    A plan is made when a graph is compiled: at the first call, and at the first call with
-    other shapes (TorchDynamo stops after `torch._dynamo.config.recompile_limit` of them).
-    Graphs that need no gradients run without a plan.
+    It plans when a graph is compiled: at the first call, and at the first call with other
+    shapes (TorchDynamo stops after `torch._dynamo.config.recompile_limit` of them). Graphs
+    that need no gradients run without a plan.
 
     Parameters
     ----------
     budget : int or str
-        Of the peak of the step, resident tensors included: bytes, "8GiB", or "60%" of what
-        saving everything adds.
+        Peak of the step, resident tensors included: bytes, "8GiB", or "60%" of what saving
+        everything adds.
     compiler : "eager" or "inductor"
         What runs the plan: generated code that calls operators one by one, with the peak
-        that the plan says; or Inductor's kernels, with the saved tensors and recomputations
-        that the plan says. There the memory kept between forward and backward can be
-        predicted (`PlannedGraph.saved_bytes`); the peak depends on what Inductor fuses.
+        of the plan; or Inductor's kernels, with the saved tensors and recomputations of the
+        plan. Under Inductor the memory between forward and backward is predicted
+        (`PlannedGraph.saved_bytes`), but the peak depends on what Inductor fuses.
     graph_breaks : "error" or "share"
-        What to do where a step runs several planned graphs, or one several times, before
-        its backward: raise, saying where the break is; or share the budget between them in
-        proportion to what each adds. A graph becomes known when it first runs, so the first
-        step may exceed a shared budget. Inductor cannot plan a graph again: there only a
-        budget in percent, which every graph keeps for itself, can be shared.
-    costs : "flops" or "measured"
-        As for `trace`.
-    reserve, optimizer
-        As for `trace`.
+        What to do if a step runs several planned graphs, or one of them several times,
+        before its backward: raise an error that names the break, or share the budget between
+        them in proportion to what each adds. A graph becomes known when it first runs, so the
+        first step may exceed a shared budget. A graph compiled by Inductor cannot be planned
+        again, so there only a budget in percent, which applies to each graph alone, can be
+        shared.
+    costs, reserve, optimizer
+        As for `trace`; `costs` is "flops" by default here.
     **options
-        For `make_plan`: `solver`, `time_limit`, `order`, `seed`.
+        For `make_plan`: `solver`, `time_limit`, `reorder`, `seed`.
 
     Returns
     -------
     Backend
-        Callable; its `plans` says what was planned.
+        Callable; its attribute `plans` lists what was planned.
 
     Raises
     ------
@@ -105,21 +104,25 @@ def backend(
     >>> [graph.plan.overhead for graph in planned.plans]
     [0.0]
     """
+    _check_options(budget, compiler, graph_breaks)
+    memory = read_device_memory((), reserve, optimizer)
+    return Backend(compiler, graph_breaks, costs, memory, BudgetShares(budget, memory), options)
+
+
+def _check_options(budget: int | str, compiler: str, graph_breaks: str) -> None:
     if compiler not in get_args(Compiler):
-        raise InvalidOptionError(f'compiler is "eager" or "inductor", not {compiler!r}')
+        raise InvalidOptionError(f'compiler must be "eager" or "inductor", got {compiler!r}')
     if graph_breaks not in get_args(GraphBreaks):
-        raise InvalidOptionError(f'graph_breaks is "error" or "share", not {graph_breaks!r}')
+        raise InvalidOptionError(f'graph_breaks must be "error" or "share", got {graph_breaks!r}')
     if compiler == "inductor" and graph_breaks == "share" and not is_relative(budget):
         raise InvalidOptionError(
-            "graphs that Inductor has compiled cannot be planned again for a smaller share of bytes:"
-            ' give the budget in percent, or take compiler="eager"'
+            "a budget in bytes cannot be shared between graphs compiled by Inductor, which cannot be planned again for"
+            ' a smaller share: give the budget in percent, or pass compiler="eager"'
         )
-    memory = read_device_memory((), reserve, optimizer)
-    return Backend(compiler, graph_breaks, costs, memory, Shares(budget, memory), options)
 
 
 class Backend:
-    """A backend for `torch.compile`; made by `backend`."""
+    """A backend for `torch.compile`; returned by `backend`."""
 
     __name__ = "scheduler"
 
@@ -129,7 +132,7 @@ class Backend:
         graph_breaks: GraphBreaks,
         costs: Costs,
         memory: DeviceMemory,
-        shares: Shares,
+        shares: BudgetShares,
         options: SolveOptions,
     ) -> None:
         self._compiler = compiler
@@ -142,7 +145,7 @@ class Backend:
 
     @property
     def plans(self) -> tuple[PlannedGraph, ...]:
-        """What was planned so far, in the order of compilation."""
+        """The plans so far, in the order of compilation."""
         return tuple(graph.report() for graph in self._shares.graphs if graph.plan is not None)
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[object]) -> Code:
@@ -153,7 +156,7 @@ class Backend:
         CaptureError
             If the graph cannot be planned.
         """
-        # A size that TorchDynamo holds symbolic becomes a number here, and so part of its guards.
+        # int() turns a symbolic size into a number, and so adds it to TorchDynamo's guards.
         args = [int(value) if isinstance(value, torch.SymInt) else value for value in inputs]
         if not needs_gradients(module):
             return self._without_plan(module, inputs)
@@ -170,7 +173,7 @@ class Backend:
         return compile_fx(module, inputs)  # type: ignore[arg-type, return-value]
 
     def _eager(self, graph: CompiledGraph, module: fx.GraphModule, args: Sequence[object]) -> Code:
-        module, returned = take_out_returned_inputs(module)
+        module, returned = remove_returned_inputs(module)
         captured = capture_graph(module, args, costs=self._costs, memory=self._memory)
         self._shares.add(graph, captured.graph)
         changed = {captured.joint.sources[old].position for old, _ in captured.joint.mutations}
@@ -179,12 +182,12 @@ class Backend:
         def run(*args: object) -> Sequence[object]:
             nonlocal planned
             self._begin(graph)
-            _refuse_overlaps(args, changed)
+            _check_overlaps(args, changed)
             if planned is None or self._shares.budget(graph) != graph.budget:
                 plan = self._plan(graph)
                 planned = build(module, captured, plan.schedule, args)
-            made = iter(self._hold(graph, planned(*args)))
-            return [next(made) if position is None else args[position] for position in returned]
+            computed = iter(self._hold(graph, planned(*args)))
+            return [next(computed) if position is None else args[position] for position in returned]
 
         return run
 
@@ -213,32 +216,32 @@ class Backend:
         return graph.plan
 
     def _begin(self, graph: CompiledGraph) -> None:
-        """Refuse a graph that begins while another is in flight, or count how many runs of it are.
+        """Count the runs of a graph that are in flight, or raise an error if there are others.
 
-        Not done when a graph is compiled: TorchDynamo would wrap the error in its own.
+        This happens at run time: TorchDynamo wraps an error that is raised during compilation.
         """
         if self._graph_breaks == "error":
-            self._refuse_second(graph)
+            self._check_first(graph)
         together = 1 + sum(flight.graph.frame == graph.frame for flight in self._in_flight)
         graph.most_in_flight = max(graph.most_in_flight, together)
 
-    def _refuse_second(self, graph: CompiledGraph) -> None:
+    def _check_first(self, graph: CompiledGraph) -> None:
         for flight in self._in_flight:
             first = flight.graph
-            why = first.graph_break or "the compiled code runs more than once before its backward"
+            reason = first.graph_break or "the compiled code runs more than once before its backward"
             if first.name == graph.name and first.piece != graph.piece:
-                why = (
-                    "TorchDynamo cut one graph at the buckets of DistributedDataParallel, unless"
+                reason = (
+                    "TorchDynamo splits a graph at the buckets of DistributedDataParallel, unless"
                     " torch._dynamo.config.optimize_ddp is False"
                 )
             raise ExecutionError(
-                f"the budget is for one planned graph, and graph {graph.name} ({graph.place}) begins while what"
-                f" graph {first.name} ({first.place}) keeps for its backward is held: {why}. Compile the whole step"
-                ' without breaks (fullgraph=True shows them), or pass graph_breaks="share"'
+                f"the budget is for one planned graph, but graph {graph.name} ({graph.place}) starts before the"
+                f" backward of graph {first.name} ({first.place}) has run: {reason}. Compile the whole step without"
+                ' breaks (fullgraph=True shows them), or pass graph_breaks="share"'
             )
 
     def _hold(self, graph: CompiledGraph, outputs: Sequence[object]) -> Sequence[object]:
-        """Count a run as in flight until its backward has run, or its outputs are dropped."""
+        """Count a run as in flight until its backward has run or its outputs are deleted."""
         nodes = (output.grad_fn for output in outputs if isinstance(output, Tensor))
         node = next((node for node in nodes if node is not None), None)
         if node is not None:
@@ -248,8 +251,11 @@ class Backend:
         return outputs
 
 
-def _refuse_overlaps(args: Sequence[object], changed: set[int]) -> None:
-    """Refuse inputs that lie on one another if a step changes one of them; TorchDynamo does not guard against it."""
+def _check_overlaps(args: Sequence[object], changed: set[int]) -> None:
+    """Raise an error if an input that the step changes shares memory with another one.
+
+    TorchDynamo does not guard against it.
+    """
     if not changed:
         return
     tensors = [value for value in args if isinstance(value, Tensor)]
@@ -260,13 +266,13 @@ def _refuse_overlaps(args: Sequence[object], changed: set[int]) -> None:
         for other in on_storage[tensors[i].untyped_storage()._cdata]:
             if other is not tensors[i] and overlap(other, tensors[i]):
                 raise ExecutionError(
-                    "an input that the compiled code changes in place lies on the memory of another input, which the"
-                    " plan takes for unchanged: pass a clone()"
+                    "an input that the compiled code changes in place overlaps another input in memory, which the plan"
+                    " assumes to be unchanged: pass a clone()"
                 )
 
 
 @dataclass(eq=False)
 class _Flight:
-    """A run whose backward is still to come; held by its autograd node."""
+    """A run whose backward has not run yet; kept alive by its autograd node."""
 
     graph: CompiledGraph

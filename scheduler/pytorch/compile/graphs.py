@@ -1,4 +1,4 @@
-"""The graphs that TorchDynamo makes of compiled code: where they come from, and their shares of a budget."""
+"""The graphs into which TorchDynamo compiles code: where they come from, and their shares of a budget."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class PlannedGraph:
     place : str
         Where its code begins.
     shapes : tuple of tuple of int
-        Of its tensor inputs that are no parameters.
+        Shapes of its tensor inputs, without parameters.
     graph_break : str
         Why and where the graph ends before its function does, "" if it does not.
     plan : Plan
-        With `compiler="inductor"` its peak and overhead are those of the operators run one
+        With `compiler="inductor"`, its peak and overhead are those of operators that run one
         by one, not of Inductor's kernels.
     """
 
@@ -45,7 +45,7 @@ class PlannedGraph:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that stand between forward and backward: what is saved, and the outputs."""
+        """Bytes in memory between forward and backward: saved tensors and outputs."""
         return simulate(self.plan.graph, self.plan.schedule).saved_bytes
 
     def __str__(self) -> str:
@@ -67,17 +67,19 @@ class CompiledGraph:
     frame : str
         The same for all compilations of one piece of code.
     piece : int
-        Which of the graphs of one compilation, counted from 0: TorchDynamo cuts a graph at the
-        buckets of DistributedDataParallel.
+        Index among the graphs of one compilation: TorchDynamo splits a graph at the buckets
+        of DistributedDataParallel.
     resident : dict of int to int
-        Bytes of each storage among the inputs.
+        Bytes of each storage of the inputs.
     graph : Graph
-        Set by `Shares.add`, as is `added_bytes`, what saving everything adds to the inputs.
+        Set by `BudgetShares.add`.
+    added_bytes : int
+        What saving everything adds to the inputs; set by `BudgetShares.add`.
     budget : int or str
-        What its plan was made for.
+        The budget of its plan.
     plan : Plan or None
     most_in_flight : int
-        Most runs of its frame whose backward was still to come, this one included.
+        Largest number of runs of its frame, this one included, that waited for their backward.
     """
 
     graph: Graph
@@ -98,27 +100,27 @@ class CompiledGraph:
         self.resident = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
 
     def report(self) -> PlannedGraph:
-        """Return what the user sees."""
+        """Return the plan with the origin of the graph."""
         assert self.plan is not None
         return PlannedGraph(self.name, self.place, self.shapes, self.graph_break, self.plan)
 
 
-class Shares:
+class BudgetShares:
     """A budget and the graphs that share it.
 
-    A budget in percent is every graph's own. Of a budget in bytes each gets its inputs and
-    a part of the rest, in proportion to what saving everything would add there: the graphs
-    of one step, all at their peaks at once, then fit the whole.
+    A budget in percent applies to each graph alone. Of a budget in bytes, each graph gets its
+    inputs and a part of the rest, in proportion to what saving everything would add there.
+    The graphs of one step then fit the budget even if all reach their peaks at once.
     """
 
     def __init__(self, budget: int | str, memory: DeviceMemory) -> None:
         self._budget = budget
         self._bytes = None if is_relative(budget) else parse_bytes(budget)
-        self._beside = sum(tensor.size_bytes for tensor in memory.tensors)
+        self._reserved_bytes = sum(tensor.size_bytes for tensor in memory.tensors)
         self.graphs: list[CompiledGraph] = []
 
     def add(self, compiled: CompiledGraph, graph: Graph) -> None:
-        """Let a graph have its share."""
+        """Add a graph to those that share the budget."""
         compiled.graph = graph
         compiled.added_bytes = parse_budget("100%", graph) - graph.resident_bytes
         self.graphs.append(compiled)
@@ -127,15 +129,15 @@ class Shares:
         """Return the budget of one graph, its inputs included."""
         if self._bytes is None:
             return self._budget
-        needs: dict[str, int] = {}
+        added: dict[str, int] = {}
         resident: dict[int, int] = {}
         for other in self.graphs:
-            needs[other.frame] = max(needs.get(other.frame, 0), other.most_in_flight * other.added_bytes)
+            added[other.frame] = max(added.get(other.frame, 0), other.most_in_flight * other.added_bytes)
             resident |= other.resident
-        if len(needs) == 1 and compiled.most_in_flight == 1:
+        if len(added) == 1 and compiled.most_in_flight == 1:
             return self._bytes
-        free = max(0, self._bytes - self._beside - sum(resident.values()))
-        part = compiled.added_bytes * free // max(1, sum(needs.values()))
+        free = max(0, self._bytes - self._reserved_bytes - sum(resident.values()))
+        part = compiled.added_bytes * free // max(1, sum(added.values()))
         return compiled.graph.resident_bytes + min(compiled.added_bytes, part)
 
 
@@ -145,14 +147,14 @@ def is_relative(budget: int | str) -> bool:
 
 
 def needs_gradients(module: fx.GraphModule) -> bool:
-    """Return whether a backward can follow: whether an output requires a gradient."""
+    """Return whether an output requires a gradient, so that a backward can follow."""
     (returned,) = module.graph.find_nodes(op="output")
     values = [node.meta.get("example_value") for node in returned.all_input_nodes]
     return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
-def take_out_returned_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[int | None]]:
-    """Return a graph without outputs that are its inputs, and for each output the input that it is, or None.
+def remove_returned_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[int | None]]:
+    """Return a graph without the outputs that are inputs, and for each output the index of that input or None.
 
     TorchDynamo returns a buffer that was changed in place, to assign it to its attribute.
     """
@@ -172,7 +174,7 @@ def take_out_returned_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, li
 
 
 def _is_same(node: fx.Node, other: object) -> bool:
-    """Return whether an output without gradient names the same elements of the same storage as an input."""
+    """Return whether an output without gradient has the same elements of the same storage as an input."""
     value = node.meta.get("example_value")
     return (
         isinstance(value, Tensor)

@@ -1,4 +1,4 @@
-"""`torch.compile` with our backend and generated code: numbers as plain autograd's, memory as planned."""
+"""`torch.compile` with our backend and generated code: the numbers of plain autograd, memory as planned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.pytorch.models.test_catalog import SMALL
 from tests.support.pytorch.planning import check_equal, train
 from tests.support.pytorch.regression import batch, mean_square, mlp
 
-# TorchDynamo looks at `.grad` of what the first graph hands to the second.
+# TorchDynamo reads `.grad` of the tensors that the first graph passes to the second.
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
@@ -42,7 +42,7 @@ class Step(nn.Module):
 
 
 class Watched:
-    """A backend whose compiled code runs under a tracker; TorchDynamo itself refuses to run under one."""
+    """A backend whose compiled code runs under a tracker; TorchDynamo itself cannot run under one."""
 
     def __init__(self, planned: Backend) -> None:
         self.planned = planned
@@ -58,7 +58,7 @@ class Watched:
         return call
 
     def measure(self, module: nn.Module, args: object, kwargs: dict[str, object], step: Callable[[], Tensor]):
-        """Return the live bytes between forward and backward and at the peak, resident ones left out."""
+        """Return the live bytes between forward and backward and at the peak, without resident tensors."""
         module.zero_grad()
         self.tracker = tracker = StorageTracker(resident_tensors(module, (args, kwargs)))
         loss = step()
@@ -76,7 +76,7 @@ def test_a_compiled_model_trains_as_under_autograd_in_the_planned_memory_at_each
     cases = [make_model(name, **{**SMALL[name], "batch_size": size}) for size in (4, 3)]
     loss = cases[0].loss or (lambda outputs: outputs)
     module = Step(cases[0].module, loss)
-    # transformers would log that it guesses these, which TorchDynamo does not capture.
+    # Without these, transformers logs its guesses, which TorchDynamo cannot capture.
     module.model.loss_type = "ForCausalLM" if name == "hf-gpt2" else "ForImageClassification"
     if name == "hf-vit":
         module.model.config.problem_type = "single_label_classification"
@@ -95,7 +95,7 @@ def test_a_compiled_model_trains_as_under_autograd_in_the_planned_memory_at_each
 
 
 def renamed(outcome):
-    """Name what a plain module left behind as a compiled one does."""
+    """Name the gradients and buffers of a plain module as a compiled one does."""
     outcome.gradients = {f"_orig_mod.{name}": value for name, value in outcome.gradients.items()}
     outcome.buffers = {f"_orig_mod.{name}": value for name, value in outcome.buffers.items()}
     return outcome
@@ -112,7 +112,7 @@ def test_a_buffer_read_and_then_changed_gives_the_gradients_of_autograd():
 
 
 class Broken(nn.Module):
-    """Two halves with a graph break between."""
+    """Two halves with a graph break between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Broken(nn.Module):
         return self.second(hidden).square().mean()
 
 
-def test_a_graph_break_is_refused_with_its_place():
+def test_a_graph_break_is_rejected_with_its_place():
     compiled = torch.compile(Broken(), backend=backend("100%", solver="save-all"))
     with pytest.raises(ExecutionError, match=r"graph break in test_backend.py:\d+ in forward: Call to .*graph_break"):
         compiled(batch(64, 16))
@@ -138,7 +138,7 @@ def test_graphs_of_a_broken_step_share_a_budget_from_the_second_step_on():
     separate = backend("100%", graph_breaks="share", solver="save-all")
     torch.compile(copy.deepcopy(module), backend=separate)(x).backward()
     added = [graph.plan.peak_bytes - graph.plan.graph.resident_bytes for graph in separate.plans]
-    hidden_bytes = 512 * 8 * 4  # what the first graph hands to the second
+    hidden_bytes = 512 * 8 * 4  # passed from the first graph to the second
     resident = storage_bytes([*module.parameters(), x]) + hidden_bytes
     budget = resident + 9 * sum(added) // 10
     watched = Watched(backend(budget, graph_breaks="share", time_limit=2.0))
@@ -155,7 +155,7 @@ def test_graphs_of_a_broken_step_share_a_budget_from_the_second_step_on():
     assert sum(plan.overhead for plan in plans) > 0
 
 
-def test_code_that_runs_twice_before_its_backward_is_refused_or_shares_the_budget():
+def test_code_that_runs_twice_before_its_backward_is_rejected_or_shares_the_budget():
     block = mlp()
     x, y = batch(64, 16), batch(64, 16, seed=1)
     compiled = torch.compile(block, backend=backend("100%", solver="save-all"))
@@ -176,7 +176,7 @@ def test_code_that_runs_twice_before_its_backward_is_refused_or_shares_the_budge
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(block.parameters(), plain.parameters(), strict=True))
 
 
-def test_a_run_whose_outputs_are_dropped_is_no_longer_counted():
+def test_a_run_whose_outputs_are_deleted_is_no_longer_counted():
     compiled = torch.compile(mlp(), backend=backend("100%", solver="save-all"))
     for seed in (1, 2):
         compiled(batch(8, 16, seed=seed))
@@ -196,7 +196,7 @@ def test_graphs_without_gradients_run_without_a_plan():
     assert len(planned.plans) == 1
 
 
-def test_inputs_that_lie_on_one_another_are_refused_if_one_is_changed():
+def test_overlapping_inputs_are_rejected_if_one_of_them_is_changed():
     weight = batch(16, 16).requires_grad_()
 
     def change(x: Tensor, y: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def test_inputs_that_lie_on_one_another_are_refused_if_one_is_changed():
     compiled(batch(8, 16), batch(8, 16, seed=1)).backward()
     both = batch(16, 16)
     compiled(both[:8], both[8:]).backward()
-    with pytest.raises(ExecutionError, match="lies on the memory of another input"):
+    with pytest.raises(ExecutionError, match="overlaps another input in memory"):
         compiled(both[:8], both[4:12])
 
 
@@ -229,7 +229,7 @@ def test_a_compiled_step_may_contain_its_backward():
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
-def test_outputs_that_share_memory_are_refused():
+def test_outputs_that_share_memory_are_rejected():
     def halves(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.sin().chunk(2)
 
@@ -237,13 +237,13 @@ def test_outputs_that_share_memory_are_refused():
         torch.compile(halves, backend=backend("100%"))(batch(8, 16).requires_grad_())
 
 
-def test_a_budget_that_cannot_be_met_raises_the_package_s_own_error():
+def test_a_budget_that_is_too_small_raises_the_packages_own_error():
     compiled = torch.compile(mlp(), backend=backend("1KiB"))
     with pytest.raises(BudgetTooSmallError, match="alone needs"):
         compiled(batch(8, 16))
 
 
-def test_a_report_says_where_the_graph_is_and_what_its_plan_does():
+def test_a_report_names_the_place_of_the_graph_and_the_effects_of_its_plan():
     planned = backend("100%", solver="save-all")
     torch.compile(Step(mlp()), backend=planned)(batch(8, 16)).backward()
     (graph,) = planned.plans
@@ -267,12 +267,12 @@ def test_a_reserve_counts_as_resident():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"budget": "50%", "compiler": "llvm"}, InvalidOptionError, "compiler"),
-        ({"budget": "50%", "graph_breaks": "ignore"}, InvalidOptionError, "graph_breaks"),
+        ({"budget": "50%", "compiler": "llvm"}, InvalidOptionError, 'compiler must be "eager" or "inductor"'),
+        ({"budget": "50%", "graph_breaks": "ignore"}, InvalidOptionError, 'graph_breaks must be "error" or'),
         ({"budget": "1GiB", "compiler": "inductor", "graph_breaks": "share"}, InvalidOptionError, "percent"),
         ({"budget": "8G"}, InvalidBudgetError, "8G"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options, error, text):
+def test_invalid_options_are_rejected(options, error, text):
     with pytest.raises(error, match=text):
         backend(**options)
