@@ -16,7 +16,7 @@ from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import Growth
 from scheduler.planning.batch_search import LargestBatch, largest_batch
 from scheduler.problem import Problem
-from scheduler.pytorch.capture.joint import read_arguments
+from scheduler.pytorch.capture.arguments import read_arguments
 from scheduler.pytorch.checkpointing import checkpointed
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from scheduler.graph import Graph
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.device_memory import NOTHING_BESIDE, DeviceMemory, read_device_memory
-from scheduler.pytorch.capture.joint import export_graph, export_joint
+from scheduler.pytorch.capture.exporting import export_graph, export_joint
 from scheduler.pytorch.capture.lowering import lower
 from scheduler.pytorch.costs.operators import Costs, with_costs
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.graph import Graph
+from scheduler.pytorch.capture.arguments import Signature
 from scheduler.pytorch.capture.instructions import Instruction, Lowered
-from scheduler.pytorch.capture.joint import Joint, Signature
+from scheduler.pytorch.capture.joint import Joint
 
 
 @dataclass(frozen=True)

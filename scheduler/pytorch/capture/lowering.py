@@ -44,7 +44,8 @@ from scheduler.pytorch.capture.instructions import (
     Tangents,
     Update,
 )
-from scheduler.pytorch.capture.joint import Joint, location
+from scheduler.pytorch.capture.joint import Joint
+from scheduler.pytorch.capture.locations import location
 from scheduler.pytorch.capture.operators import (
     BATCH_NORMS,
     IN_PLACE,

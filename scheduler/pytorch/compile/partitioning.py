@@ -20,10 +20,12 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError
+from scheduler.pytorch.capture.arguments import Signature
 from scheduler.pytorch.capture.captured_step import Capture
+from scheduler.pytorch.capture.descriptors import read_descriptors
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.capture.instructions import Call, Instruction, Ref, Return, Snapshot, Tangents, Update
-from scheduler.pytorch.capture.joint import Joint, Signature, Source
+from scheduler.pytorch.capture.joint import Joint, Source
 from scheduler.pytorch.capture.lowering import lower
 from scheduler.pytorch.capture.operators import aten, check_call, is_getitem
 from scheduler.pytorch.costs.operators import Costs, with_costs
@@ -118,44 +120,32 @@ def partition_joint(
 
 def _read_joint(module: fx.GraphModule, num_fwd_outputs: int) -> Joint:
     """Return AOTAutograd's joint graph, with the changes of inputs taken out of it."""
-    from torch._functorch._aot_autograd import descriptors as d
-
     mutations = _take_out_mutations(module.graph)
     for node in module.graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
             check_call(node)
-    sources: dict[fx.Node, Source] = {}
-    tangents: dict[fx.Node, int] = {}
+    described = read_descriptors(module)
+    values = [value for value, _ in described.outputs]
+    if any(value is not None for value in values[num_fwd_outputs:]):
+        raise CaptureError("the graph has an output of its backward that is not a gradient, and cannot be planned")
     placeholders = module.graph.find_nodes(op="placeholder")
-    by_descriptor = {node.meta.get("desc"): node for node in placeholders}
-    for position, node in enumerate(placeholders):
-        if isinstance(node.meta.get("desc"), d.TangentAOTInput):
-            tangents[node] = len(tangents)
-        elif isinstance(node.meta.get("desc"), d.DifferentiableAOTInput):
-            sources[node] = Source("input", (node.name,), position=position)
-        else:
-            raise CaptureError(f"the graph has an input that cannot be planned: {node.name}")
-    for node in module.graph.find_nodes(op="get_attr"):
-        node.meta.setdefault("val", getattr(module, str(node.target)))
-        sources[node] = Source("constant", (str(node.target),))
-    (returned,) = module.graph.find_nodes(op="output")
-    values, descriptions = returned.args[0], returned.meta["desc"]
-    outputs = [v for v in values[:num_fwd_outputs] if isinstance(v, fx.Node) and isinstance(v.meta["val"], Tensor)]
-    gradients = [
-        (by_descriptor[description.grad_of], value)
-        for value, description in zip(values[num_fwd_outputs:], descriptions[num_fwd_outputs:], strict=True)
-        if isinstance(value, fx.Node)
-    ]
+    sources = {
+        node: Source("input", (node.name,), position=position)
+        for position, node in enumerate(placeholders)
+        if node in described.inputs
+    }
     spec = pytree.tree_structure(())
     return Joint(
         module=module,
-        sources=sources,
-        tangents=tangents,
-        outputs=tuple(outputs),
+        sources={**sources, **described.constants},
+        tangents={node: number for number, node in enumerate(described.tangents)},
+        outputs=tuple(
+            v for v in values[:num_fwd_outputs] if isinstance(v, fx.Node) and isinstance(v.meta["val"], Tensor)
+        ),
         output_spec=spec,
         output_leaves=(),
         mutations=tuple(mutations),
-        gradients=tuple(gradients),
+        gradients=described.gradients,
         signature=Signature(spec, ()),
         route="dynamo",
         functional=True,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from scheduler.pytorch.capture.joint import Signature
+from scheduler.pytorch.capture.arguments import Signature
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from scheduler.api import SolveOptions
 from scheduler.errors import ExecutionError
 from scheduler.plan import Plan
-from scheduler.pytorch.capture.joint import Signature, read_arguments
+from scheduler.pytorch.capture.arguments import Signature, read_arguments
 from scheduler.pytorch.execute.guards import Modes, call_key, describe_difference
 
 OnMismatch = Literal["error", "plain", "plan"]

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from scheduler.api import SolveOptions, make_plan
 from scheduler.errors import ExecutionError
 from scheduler.plan import Plan
+from scheduler.pytorch.capture.arguments import Position, Signature
 from scheduler.pytorch.capture.device_memory import NOTHING_BESIDE, DeviceMemory
-from scheduler.pytorch.capture.joint import Position, Signature
 from scheduler.pytorch.execute.guards import tensor_key
 from scheduler.pytorch.execute.module import PLANNING, CheckpointedModule, OnMismatch
 from scheduler.pytorch.layerwise.groups import Gradients, Link, Moment, Saved, State

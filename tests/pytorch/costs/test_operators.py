@@ -6,7 +6,7 @@ from torch import Tensor, fx, nn
 
 from scheduler.errors import InvalidOptionError
 from scheduler.pytorch import checkpointed, trace
-from scheduler.pytorch.capture.joint import export_joint
+from scheduler.pytorch.capture.exporting import export_joint
 from scheduler.pytorch.costs.operators import FLOPS_PER_BYTE, flop_cost
 from scheduler.pytorch.measurement.memory import FlopCounter, training_step
 

@@ -1,0 +1,59 @@
+"""Capture with TorchDynamo, for modules that cannot be traced directly."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import nn
+
+from scheduler.errors import CaptureError
+
+
+def capture_with_dynamo(core: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
+    """Return a module without Python control flow that does what `core` does with these arguments.
+
+    Raises
+    ------
+    CaptureError
+        If forward replaces a buffer.
+    """
+    import torch._dynamo
+    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+
+    # Shapes of an earlier capture of the same code would otherwise make sizes symbolic here.
+    torch._dynamo.reset()
+    settings = {
+        "automatic_dynamic_shapes": False,
+        "assume_static_by_default": True,
+        "ignore_logging_functions": {
+            getattr(logging.Logger, name)
+            for name in ("debug", "info", "warning", "error", "log", "warning_once", "info_once")
+            if hasattr(logging.Logger, name)
+        },
+    }
+    with torch._dynamo.config.patch(settings), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        captured: nn.Module = dynamo_graph_capture_for_export(core)(*args, **kwargs)
+    for warning in caught:
+        # Dynamo drops side effects. Of these, only the replacement of a buffer would be missed.
+        if "side effects" in str(warning.message) and "_buffers" in str(warning.message):
+            raise CaptureError(f"a buffer is replaced in forward, which TorchDynamo drops: {warning.message}")
+    torch._dynamo.reset()
+    return captured
+
+
+@contextlib.contextmanager
+def muted_logging() -> Iterator[None]:
+    """Keep torch from logging the errors of a first attempt, which may fail."""
+    loggers = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch._dynamo")]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled

@@ -1,0 +1,162 @@
+"""A training step as a module whose only inputs are distinct tensors, which is what AOTAutograd exports."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from scheduler.errors import CaptureError
+from scheduler.pytorch.capture.arguments import Signature, fill_arguments
+from scheduler.pytorch.capture.constants import Holder, find_constants
+from scheduler.pytorch.capture.joint import TENSOR, Source, SourceKind
+
+
+class ModuleWithLoss(nn.Module):
+    """A module followed by its loss, if there is one."""
+
+    def __init__(self, module: nn.Module, loss: Callable[..., Tensor] | None) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+        self.training = module.training
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        outputs = self.module(*args, **kwargs)
+        return outputs if self.loss is None else self.loss(outputs)
+
+
+class FlatStep(nn.Module):
+    """A step that is called with its distinct input tensors and holds its distinct other tensors.
+
+    Every distinct parameter and buffer enters once, however many names it has, so that the
+    gradients of tied weights are added inside the graph, in autograd's order. The tensors are
+    attributes `t0`, `t1`, ... of this module; while it runs, they replace the attributes of
+    `core` that they came from.
+
+    Parameters
+    ----------
+    core : nn.Module
+        The model with its loss, or what TorchDynamo captured of them.
+    signature : Signature
+        The structure of the arguments.
+    loss : callable or None
+
+    Attributes
+    ----------
+    sources : dict of str to Source
+        Where the tensor of each attribute comes from.
+    output_spec, output_leaves
+        Structure of the outputs of the latest run, and their leaves with `TENSOR` for each tensor.
+    copied_outputs : list of int
+        Outputs of the latest run that are copies of what `core` returned.
+    """
+
+    def __init__(self, core: nn.Module, signature: Signature, loss: object) -> None:
+        super().__init__()
+        self.__dict__["core"] = core  # not registered: the tensors belong to this module now
+        self.signature = signature
+        self.sources: dict[str, Source] = {}
+        self.output_spec: pytree.TreeSpec | None = None
+        self.output_leaves: tuple[object, ...] = ()
+        self.copied_outputs: list[int] = []
+        self._attributes: dict[str, str] = {}
+        """Attribute of this module for each qualified name in `core`."""
+        self._holders: dict[str, list[Holder]] = {}
+        """The places that hold each constant."""
+        self._replaced: set[str] = set()
+        """Attributes of constants in whose place forward puts another tensor."""
+        self._adopt("parameter", core.named_parameters(remove_duplicate=False))
+        self._adopt("buffer", core.named_buffers(remove_duplicate=False))
+        self._adopt_constants(core, loss)
+
+    def _adopt(self, kind: SourceKind, found: Iterable[tuple[str, Tensor]]) -> None:
+        names: dict[int, list[str]] = {}
+        tensors: dict[int, Tensor] = {}
+        for name, tensor in found:
+            names.setdefault(id(tensor), []).append(name)
+            tensors[id(tensor)] = tensor
+        for key, tensor in tensors.items():
+            attribute = f"t{len(self.sources)}"
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(attribute, tensor)
+            else:
+                self.register_buffer(attribute, tensor)
+            short = tuple(name.removeprefix("module.") for name in names[key])
+            self.sources[attribute] = Source(kind, short, tuple(names[key]))
+            self._attributes.update(dict.fromkeys(names[key], attribute))
+
+    def _adopt_constants(self, core: nn.Module, loss: object) -> None:
+        seen: dict[int, str] = {}
+        for name, path, holder in find_constants(core, loss):
+            tensor = holder.get()
+            attribute = seen.setdefault(id(tensor), f"t{len(self.sources)}")
+            if attribute not in self.sources:
+                self.register_buffer(attribute, tensor)
+                self.sources[attribute] = Source("constant", (name,), path, read=None if path else holder.get)
+            self._holders.setdefault(attribute, []).append(holder)
+
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        args, kwargs = fill_arguments(self.signature, tensors)
+        own = {name: getattr(self, attribute) for name, attribute in self._attributes.items()}
+        outputs = self._run_core(args, kwargs, own)
+        flat, self.output_spec = pytree.tree_flatten(outputs)
+        self.output_leaves = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat)
+        returned = [leaf for leaf in flat if isinstance(leaf, Tensor)]
+        separate = _without_shared_gradients(returned, [*own.values(), *tensors])
+        self.copied_outputs = [i for i, output in enumerate(separate) if output is not returned[i]]
+        return separate
+
+    def _run_core(self, args: tuple[object, ...], kwargs: dict[str, object], own: dict[str, Tensor]) -> object:
+        """Run `core` with our tensors in place of its parameters, buffers and constants."""
+        core: nn.Module = self.__dict__["core"]
+        with contextlib.ExitStack() as stack:
+            for attribute, holders in self._holders.items():
+                for holder in holders:
+                    stack.callback(holder.set, holder.get())
+                    holder.set(getattr(self, attribute))
+            stack.enter_context(nn.utils.stateless._reparametrize_module(core, own))
+            outputs = core(*args, **kwargs)
+            _copy_replaced_buffers(core, own)
+            for attribute, holders in self._holders.items():
+                if any(holder.get() is not getattr(self, attribute) for holder in holders):
+                    self._replaced.add(attribute)
+        return outputs
+
+    def constants_read_and_replaced(self, exported: fx.GraphModule) -> list[str]:
+        """Return the names of constants that the exported step reads and whose place forward gives another tensor."""
+        placeholders = exported.graph.find_nodes(op="placeholder")
+        read = {getattr(node.meta["desc"], "target", None) for node in placeholders if node.users}
+        return [self.sources[attribute].names[0] for attribute in sorted(self._replaced & read)]
+
+
+def _copy_replaced_buffers(core: nn.Module, own: dict[str, Tensor]) -> None:
+    """Turn the assignment of a new tensor to a buffer into a change of the old one."""
+    for name, tensor in own.items():
+        path, _, key = name.rpartition(".")
+        current = core.get_submodule(path)._buffers.get(key)
+        if current is not None and current is not tensor and not isinstance(tensor, nn.Parameter):
+            if current.shape != tensor.shape or current.dtype != tensor.dtype:
+                raise CaptureError(f'buffer "{name}" is replaced by a tensor of another shape or dtype in forward')
+            with torch.no_grad():
+                tensor.copy_(current)
+
+
+def _without_shared_gradients(outputs: Sequence[Tensor], held: Sequence[Tensor]) -> list[Tensor]:
+    """Copy outputs that require a gradient and share a storage with another output or an input.
+
+    An autograd function cannot return them: gradients would have to flow from one to the other.
+    """
+    taken = {tensor.untyped_storage()._cdata for tensor in held}
+    result = []
+    for output in outputs:
+        storage = output.untyped_storage()._cdata
+        if output.requires_grad:
+            if storage in taken:
+                output = output.clone()
+            taken.add(storage)
+        result.append(output)
+    return result

@@ -1,0 +1,267 @@
+"""Export the joint graph of a module, or of a graph that TorchDynamo captured.
+
+`aot_export_joint_with_descriptors` traces under fake tensors: nothing is computed, and the
+module is left as it was. Where a module does something that only an analysis of its bytecode
+understands (a branch on the values of a mask), TorchDynamo captures it first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from scheduler.errors import CaptureError
+from scheduler.pytorch.capture.arguments import read_arguments, tensor_paths
+from scheduler.pytorch.capture.descriptors import DescribedGraph, read_descriptors
+from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, muted_logging
+from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
+from scheduler.pytorch.capture.joint import Joint, Route, Source
+from scheduler.pytorch.capture.locations import noted_locations
+from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
+from scheduler.pytorch.capture.operators import storage_key
+from scheduler.pytorch.capture.rewriting import rewrite
+from scheduler.pytorch.capture.wrappers import check_unwrapped
+from scheduler.pytorch.measurement.rng import kept_generators
+
+
+def export_joint(
+    module: nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    loss: Callable[..., Tensor] | None,
+) -> Joint:
+    """Return the joint graph of a module, its loss and its backward.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Left as it was: buffers, gradients, random state and attributes.
+    args, kwargs
+        Its arguments; only shapes, strides, dtypes and the values of non-tensors count.
+    loss : callable or None
+        Applied to the outputs.
+
+    Raises
+    ------
+    CaptureError
+        If nothing requires a gradient, or the module cannot be captured; the message says
+        why and what to use instead.
+    """
+    signature, tensors = read_arguments(args, kwargs)
+    _check_module(module, tensors)
+    core = ModuleWithLoss(module, loss)
+    with _untouched(module) as attributes, torch.enable_grad(), muted_logging():
+        route: Route = "direct"
+        step = FlatStep(core, signature, loss)
+        try:
+            with noted_locations(module):
+                exported = _export(step, tensors)
+        except Exception as direct:  # torch raises errors of many kinds here
+            if kept := attributes.changed():
+                raise CaptureError(describe_kept([*kept])) from direct
+            route = "dynamo"
+            try:
+                step = FlatStep(capture_with_dynamo(core, args, kwargs), signature, loss)
+                exported = _export(step, tensors)
+            except Exception as error:
+                raise CaptureError(_describe_failure(module, direct, error)) from error
+        _check_state(attributes, step, tensors, exported, route)
+        rewrite(exported)
+        joint = _read_joint(exported, step, route)
+    if loss is not None:
+        _check_loss(joint)
+    return joint
+
+
+def export_graph(module: fx.GraphModule, args: Sequence[object]) -> Joint:
+    """Return the joint graph of what TorchDynamo captured, and of its backward.
+
+    Parameters
+    ----------
+    module : GraphModule
+        Takes parameters and buffers as arguments.
+    args
+        Its arguments; only shapes, strides, dtypes and the values of non-tensors count.
+
+    Raises
+    ------
+    CaptureError
+        If the graph cannot be planned; the message says why.
+    """
+    signature, tensors = read_arguments(args, {})
+    step = FlatStep(ModuleWithLoss(module, None), signature, None)
+    # TorchDynamo's own context would make sizes symbolic here.
+    with torch._guards.tracing(None), _untouched(module), torch.enable_grad():
+        exported = _export(step, tensors)
+    rewrite(exported)
+    if step.copied_outputs:
+        raise CaptureError(
+            f"the graph returns tensors that share memory with its inputs or with each other (outputs"
+            f" {step.copied_outputs}), and changing one in place later would have to change the other: return a"
+            ' clone(), join the graphs around it (fullgraph=True), or use compiler="inductor"'
+        )
+    joint = _read_joint(exported, step, "dynamo")
+    changed = {storage_key(new.meta["val"]) for _, new in joint.mutations}
+    if changed.intersection(storage_key(output.meta["val"]) for output in joint.outputs):
+        raise CaptureError(
+            "the graph returns a view of an input that it changes in place, and later changes of one would have to"
+            ' change the other: return a clone(), or use compiler="inductor"'
+        )
+    return joint
+
+
+@contextlib.contextmanager
+def _untouched(module: nn.Module) -> Iterator[Attributes]:
+    """Restore the attributes of a module and the random state afterwards."""
+    attributes = Attributes(module.named_modules())
+    try:
+        with kept_generators():
+            yield attributes
+    finally:
+        attributes.restore()
+
+
+def _export(step: FlatStep, tensors: Sequence[Tensor]) -> fx.GraphModule:
+    from torch._functorch import config
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(config.patch(backward_pass_autocast="off", functionalize_rng_ops=False))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        exported = aot_export_joint_with_descriptors(stack, step, tuple(tensors), {})
+        graph_module: fx.GraphModule = exported.graph_module
+    return graph_module
+
+
+def _read_joint(exported: fx.GraphModule, step: FlatStep, route: Route) -> Joint:
+    """Return an exported graph with the meaning of its inputs and outputs."""
+    described = read_descriptors(exported)
+    sources = {**_sources(described, step), **described.constants}
+    tangents = _tangents(described, sources)
+    outputs, mutations = _outputs_and_mutations(described)
+    if not described.gradients:
+        raise CaptureError(
+            "no gradient flows from the outputs to anything trainable: is the loss detached, or computed under no_grad?"
+        )
+    assert step.output_spec is not None
+    return Joint(
+        module=exported,
+        sources=sources,
+        tangents=tangents,
+        outputs=outputs,
+        output_spec=step.output_spec,
+        output_leaves=step.output_leaves,
+        mutations=mutations,
+        gradients=described.gradients,
+        signature=step.signature,
+        route=route,
+    )
+
+
+def _sources(described: DescribedGraph, step: FlatStep) -> dict[fx.Node, Source]:
+    paths = tensor_paths(step.signature)
+    sources = {}
+    for node, description in described.inputs.items():
+        if isinstance(description, (ParamAOTInput, BufferAOTInput)):
+            sources[node] = step.sources[description.target]
+        elif isinstance(description, PlainAOTInput):
+            sources[node] = Source("input", (paths[description.idx],), position=description.idx)
+        else:
+            raise CaptureError(f"the captured graph has an input that cannot be planned: {description}")
+    return sources
+
+
+def _tangents(described: DescribedGraph, sources: Mapping[fx.Node, Source]) -> dict[fx.Node, int]:
+    tangents = {}
+    for node, description in described.tangents.items():
+        output = description.output
+        if isinstance(output, PlainAOTOutput):
+            tangents[node] = output.idx
+        elif isinstance(output, InputMutationAOTOutput):
+            changed = sources[described.placeholder(output.mutated_input)]
+            raise CaptureError(
+                f"{changed.kind} {changed.names[0]} requires a gradient and is changed in place in forward:"
+                " change it outside, before the call"
+            )
+        else:
+            raise CaptureError(f"the captured graph has an input that cannot be planned: {description}")
+    return tangents
+
+
+def _outputs_and_mutations(
+    described: DescribedGraph,
+) -> tuple[tuple[fx.Node, ...], tuple[tuple[fx.Node, fx.Node], ...]]:
+    outputs: dict[int, fx.Node] = {}
+    mutations: list[tuple[fx.Node, fx.Node]] = []
+    for value, description in described.outputs:
+        if isinstance(description, PlainAOTOutput) and value is not None:
+            outputs[description.idx] = value
+        elif isinstance(description, InputMutationAOTOutput) and value is not None:
+            mutations.append((described.placeholder(description.mutated_input), value))
+        elif description is not None:
+            raise CaptureError(f"the captured graph has an output that cannot be planned: {description}")
+    return tuple(outputs[i] for i in range(len(outputs))), tuple(mutations)
+
+
+def _check_module(module: object, tensors: Sequence[Tensor]) -> None:
+    """Refuse what certainly cannot be captured, before any tracing."""
+    if not isinstance(module, nn.Module):
+        raise CaptureError(f"the model must be an nn.Module, got {type(module).__name__}: wrap the function in one")
+    if not any(tensor.requires_grad for tensor in (*module.parameters(), *tensors)):
+        raise CaptureError(
+            "no parameter and no input requires a gradient, so there is no backward to plan:"
+            " call requires_grad_(True) on what is to be trained"
+        )
+    check_unwrapped(module)
+    for name, parameter in module.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            raise CaptureError(
+                f'parameter "{name}" is a {type(parameter).__name__}, which consists of several tensors and would be'
+                ' taken apart in the graph: plan without it, or use granularity="layers", which captures nothing'
+            )
+
+
+def _check_state(
+    attributes: Attributes, step: FlatStep, tensors: Sequence[Tensor], exported: fx.GraphModule, route: Route
+) -> None:
+    """Refuse a forward whose result depends on what an earlier forward left behind."""
+    changed = {name: value for name, value in attributes.changed().items() if not isinstance(value, Tensor)}
+    if any(map(is_number, changed.values())) and route == "direct":
+        again = _export(step, tensors)
+        if again.code == exported.code:  # the numbers have changed once more without effect: forward only counts
+            changed = {name: value for name, value in changed.items() if not is_number(value)}
+    if names := [*changed, *step.constants_read_and_replaced(exported)]:
+        raise CaptureError(describe_kept(names))
+
+
+def _check_loss(joint: Joint) -> None:
+    shapes = [tuple(output.meta["val"].shape) for output in joint.outputs]
+    if [output.meta["val"].numel() for output in joint.outputs] != [1]:
+        raise CaptureError(f"loss must return one scalar tensor, got tensors of shapes {shapes}: reduce it")
+
+
+def _describe_failure(module: nn.Module, direct: Exception, dynamo: Exception) -> str:
+    def first_lines(error: Exception) -> str:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}" if lines else type(error).__name__
+
+    return (
+        f"{type(module).__name__} cannot be captured as one graph."
+        f" Traced directly: {first_lines(direct)}. Through TorchDynamo: {first_lines(dynamo)}."
+        " Usual causes are branches on tensor values, .item(), and shapes that depend on data."
+        " Remove them, or plan the parts that can be captured,"
+        ' or checkpoint a list of layers with granularity="layers", which needs no capture.'
+    )
