@@ -171,11 +171,10 @@ def working_set_bytes(graph: Graph, operation: int) -> int:
     """Return the least memory during a run of that operation, resident tensors included."""
     index = graph.index
     inputs = {index.storage_of[t] for t in index.inputs[operation]}
-    made = {index.storage_of[t] for t in index.outputs[operation]} - inputs
     return (
         index.resident_bytes
         + sum(index.storage_bytes[s] for s in inputs)
-        + sum(index.storage_bytes[s] for s in made)
+        + index.allocated_bytes[operation]
         + graph.operations[operation].workspace_bytes
     )
 

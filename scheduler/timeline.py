@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,8 +11,6 @@ from scheduler.simulator import Simulation, simulate
 
 Kind = Literal["forward", "recomputation", "backward"]
 """A first run of the forward phase, a run of a task that ran before, a first run of the backward phase."""
-
-_PART_OF_LAYER = re.compile(r"(.+)\.(?:forward|forward_without_saving|backward)(?:\[\d+\])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +34,11 @@ class Run:
     is_recomputation: bool
 
     @property
+    def layer(self) -> str:
+        """Layer of the operation; an operation that has none is a layer of its own."""
+        return self.operation.layer or self.operation.name
+
+    @property
     def end(self) -> float:
         """Time at which the run ends."""
         return self.start + self.operation.time
@@ -54,8 +56,8 @@ class Holding:
     Attributes
     ----------
     tensor : str
-    maker : str
-        The operation whose run began the span.
+    maker, layer : str
+        The operation whose run began the span, and its layer, as `Run.layer`.
     start, end : float
         From the begin of that run to the free, or to the end of the step.
     is_freed : bool
@@ -66,6 +68,7 @@ class Holding:
 
     tensor: str
     maker: str
+    layer: str
     start: float
     end: float
     is_freed: bool
@@ -114,7 +117,7 @@ class Timeline:
         def end_holding(tensor: str, *, is_freed: bool) -> None:
             run = live[tensor]
             is_saved = boundary is not None and saved.get(tensor) is run
-            holdings.append(Holding(tensor, run.operation.name, run.start, clock, is_freed, is_saved))
+            holdings.append(Holding(tensor, run.operation.name, run.layer, run.start, clock, is_freed, is_saved))
 
         for action, memory in zip(schedule, simulation.memory.tolist(), strict=True):
             if not isinstance(action, Compute):
@@ -141,20 +144,3 @@ class Timeline:
     def end(self) -> float:
         """Time at which the last run ends."""
         return self.runs[-1].end if self.runs else 0.0
-
-
-def layer_of(operation: str) -> str:
-    """Return the layer that an operation belongs to, by its name.
-
-    The operations of a chain are called "LAYER.forward" and so on, those of a traced model
-    "MODULE/NODE"; any other operation is a layer of its own.
-
-    Examples
-    --------
-    >>> layer_of("encoder.forward_without_saving"), layer_of("h.0.mlp/addmm_3"), layer_of("conv1")
-    ('encoder', 'h.0.mlp', 'conv1')
-    """
-    part = _PART_OF_LAYER.fullmatch(operation)
-    if part is not None:
-        return part[1]
-    return operation.rpartition("/")[0] or operation

@@ -13,7 +13,7 @@ from scheduler.files import write_text
 from scheduler.plan import Plan
 from scheduler.plots import inline_svg, plot_memory, plot_schedule
 from scheduler.solution import Status
-from scheduler.timeline import Timeline, layer_of
+from scheduler.timeline import Timeline
 from scheduler.units import format_bytes
 
 _STYLE = """
@@ -76,7 +76,7 @@ def layer_rows(plan: Plan) -> tuple[LayerRow, ...]:
     """
     graph, index = plan.graph, plan.graph.index
     timeline = Timeline.of(graph, plan.schedule)
-    layers = list(dict.fromkeys(layer_of(run.operation.name) for run in timeline.runs if run.kind != "backward"))
+    layers = list(dict.fromkeys(run.layer for run in timeline.runs if run.kind != "backward"))
     saved: dict[str, list[tuple[str, int]]] = {layer: [] for layer in layers}
     again: dict[str, list[str]] = {layer: [] for layer in layers}
     times: dict[str, list[float]] = {layer: [] for layer in layers}
@@ -86,13 +86,12 @@ def layer_rows(plan: Plan) -> tuple[LayerRow, ...]:
             storage = index.storage_of[index.tensor_ids[holding.tensor]]
             size = 0 if storage in counted else index.storage_bytes[storage]
             counted.add(storage)
-            saved[layer_of(holding.maker)].append((holding.tensor, size))
+            saved[holding.layer].append((holding.tensor, size))
     for run in timeline.runs:
         if run.is_recomputation:
-            layer = layer_of(run.operation.name)
             task = index.task_of[index.operation_ids[run.operation.name]]
-            again[layer].append(graph.operations[index.tasks[task][0]].name)
-            times[layer].append(run.operation.time)
+            again[run.layer].append(graph.operations[index.tasks[task][0]].name)
+            times[run.layer].append(run.operation.time)
     return tuple(
         LayerRow(layer, tuple(saved[layer]), tuple(Counter(again[layer]).items()), math.fsum(times[layer]))
         for layer in layers

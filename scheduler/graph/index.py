@@ -22,6 +22,9 @@ class GraphIndex:
     storage_bytes : tuple of int
         Size of each storage; 0 for those that hold a resident tensor, which cost nothing
         beyond `resident_bytes`.
+    allocated_bytes : tuple of int
+        Bytes that each operation newly allocates: its outputs' storages, without those that
+        an input lies in (an output on such a storage is a view).
     resident_bytes : int
     is_resident, is_result : tuple of bool
         Per tensor.
@@ -64,6 +67,10 @@ class GraphIndex:
         held = {self.storage_of[ids[name]] for name in resident}
         self.resident_bytes = sum(sizes[storage] for storage in held)
         self.storage_bytes = tuple(0 if s in held else size for s, size in enumerate(sizes))
+        self.allocated_bytes = tuple(
+            sum(self.storage_bytes[s] for s in self._storages(outputs) - self._storages(inputs))
+            for inputs, outputs in zip(self.inputs, self.outputs, strict=True)
+        )
         self.tasks = _tasks(self.outputs, self.producers)
         task_of = [0] * len(operations)
         for number, task in enumerate(self.tasks):
@@ -81,6 +88,9 @@ class GraphIndex:
         self.forward_tasks = tuple(task_of[i] for i in self._needed(forward_makers) if operations[i].phase == forward)
         must = [self.tasks[task_of[i]][0] for i in self.required]
         self.defaults = self._needed([*self.required, *must, *makers])
+
+    def _storages(self, tensors: Iterable[int]) -> set[int]:
+        return {self.storage_of[tensor] for tensor in tensors}
 
     def _needed(self, roots: Iterable[int]) -> tuple[int, ...]:
         """Return roots and the task defaults that they need, transitively, in the input order."""

@@ -81,8 +81,8 @@ def plan_pipeline(
     graphs : sequence of Graph or Chain
         One per stage, of one microbatch. Trace them with `accumulate_gradients=True`:
         parameters' gradients are then counted once, for all microbatches, as they are added up.
-        What `trace` calls "input:..." and a chain "input" is each microbatch's own; the
-        other resident tensors are the stage's.
+        Resident tensors of role "input" are each microbatch's own; the others are the
+        stage's.
     budget : int, str, or a sequence of them, one per stage
         Of each stage's device, as for `solve`; percents are of what the stage adds to its
         resident tensors if it saves everything of all microbatches in flight.
@@ -149,11 +149,8 @@ class _Stage:
     def __init__(self, graph_or_chain: Graph | Chain, in_flight: int, options: SolveOptions) -> None:
         self.graph_or_chain, self.in_flight, self.options = graph_or_chain, in_flight, options
         self.graph, _ = lower(graph_or_chain)
-        own = {
-            self.graph.tensor(name).storage
-            for name in self.graph.resident
-            if name == "input" or name.startswith("input:")
-        }
+        resident = map(self.graph.tensor, self.graph.resident)
+        own = {tensor.storage for tensor in resident if tensor.role == "input"}
         self.input_bytes = sum(
             max(tensor.size_bytes for tensor in self.graph.tensors if tensor.storage == storage) for storage in own
         )
@@ -263,8 +260,7 @@ class _Stage:
         graph, index = self.graph, self.graph.index
         operations = list(graph.operations)
         for i in self.starters:
-            made = sum(index.storage_bytes[storage] for storage in {index.storage_of[t] for t in index.outputs[i]})
-            free = budget_bytes - graph.resident_bytes - limit - made
+            free = budget_bytes - graph.resident_bytes - limit - index.allocated_bytes[i]
             workspace = max(free, operations[i].workspace_bytes)
             operations[i] = replace(operations[i], workspace_bytes=workspace)
         return replace(graph, operations=tuple(operations))

@@ -27,7 +27,7 @@ from scheduler.plots.figures import (
 )
 from scheduler.problem import save_everything
 from scheduler.schedule import Schedule
-from scheduler.timeline import Timeline, layer_of
+from scheduler.timeline import Timeline
 from scheduler.units import format_bytes
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def plot_schedule(plan: PlanOrSchedule, *, ax: Axes | None = None) -> Axes:
     Returns
     -------
     matplotlib.axes.Axes
-        x: time in the graph's unit; y: layers (`timeline.layer_of`), in order of their first
+        x: time in the graph's unit; y: layers, in order of their first
         run from the top. Results (loss, gradients of parameters) are held to the end of every
         step, and not drawn.
 
@@ -124,7 +124,7 @@ def plot_schedule(plan: PlanOrSchedule, *, ax: Axes | None = None) -> Axes:
     """
     graph, schedule, _ = _parts(plan)
     timeline = Timeline.of(graph, schedule)
-    names = list(dict.fromkeys(layer_of(run.operation.name) for run in timeline.runs))
+    names = list(dict.fromkeys(run.layer for run in timeline.runs))
     rows = {name: row for row, name in enumerate(names)}
     ax = ax or new_axes(min(9.0, max(3.0, 1.4 + 0.2 * len(names))))
     time_unit, scale = _time_scale(timeline.end, graph.time_unit)
@@ -133,15 +133,15 @@ def plot_schedule(plan: PlanOrSchedule, *, ax: Axes | None = None) -> Axes:
     costs = [index.storage_bytes[index.storage_of[t]] > 0 and not index.is_result[t] for t in tensors]
     held = list(compress(timeline.holdings, costs))
     for is_saved, color, label in ((False, LIGHT, "held for a while"), (True, SKY, "saved for the backward phase")):
-        spans = [(rows[layer_of(h.maker)], h.start / scale, h.end / scale) for h in held if h.is_saved is is_saved]
+        spans = [(rows[h.layer], h.start / scale, h.end / scale) for h in held if h.is_saved is is_saved]
         _draw_spans(ax, spans, 0.9, color, label, least_points=0.0)
     for kind, color, label in _KINDS:
         runs = [run for run in timeline.runs if run.kind == kind]
-        spans = [(rows[layer_of(run.operation.name)], run.start / scale, run.end / scale) for run in runs]
+        spans = [(rows[run.layer], run.start / scale, run.end / scale) for run in runs]
         _draw_spans(ax, spans, 0.5, color, label, least_points=1.5)
     freed = [holding for holding in held if holding.is_freed]
     moments = [holding.end / scale for holding in freed]
-    places = [rows[layer_of(holding.maker)] for holding in freed]
+    places = [rows[holding.layer] for holding in freed]
     ax.plot(moments, places, "|", color=BLACK, markersize=6, markeredgewidth=0.8, zorder=1.5, label="freed")
     shown = range(0, len(names), 1 + len(names) // (_MOST_LABELS + 1))
     ax.set_yticks(shown, [shortened(names[row]) for row in shown], fontsize=8, parse_math=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from scheduler.errors import InvalidOptionError
-from scheduler.graph import Graph, Operation, Tensor
+from scheduler.graph import Graph, Operation, Role, Tensor
 
 Shape = tuple[int, ...]
 
@@ -59,7 +59,7 @@ class Tape:
     def batch(self, name: str, shape: Shape) -> str:
         """Return a resident tensor that needs no gradient."""
         self._batch.append(name)
-        return self._tensor(name, shape)
+        return self._tensor(name, shape, role="input")
 
     def run(
         self,
@@ -86,7 +86,7 @@ class Tape:
             What its backward reads, beside the gradient and the parameter.
         """
         name = self._name(kind)
-        own = [self._tensor(f"{name}.parameter", (parameters,))] if parameters else []
+        own = [self._tensor(f"{name}.parameter", (parameters,), role="parameter")] if parameters else []
         self._parameters += own
         read = (*inputs, *own)
         output = self._tensor(name, shape)
@@ -128,9 +128,10 @@ class Tape:
         name : str
         backward : bool
         """
-        operations, tensors, results = [step.operation for step in self._steps], self._tensors, [loss]
+        operations, tensors, results = [step.operation for step in self._steps], {**self._tensors}, [loss]
+        tensors[loss] = replace(tensors[loss], role="output")
         if backward:
-            reverse = _Reverse(self._steps, self._tensors, self._parameters)
+            reverse = _Reverse(self._steps, tensors, self._parameters)
             operations, tensors = operations + reverse.operations, reverse.tensors
             results += [reverse.gradients[parameter] for parameter in self._parameters]
         resident = (*self._batch, *self._parameters)
@@ -141,9 +142,9 @@ class Tape:
         self._named[name] += 1
         return name if self._named[name] == 1 else f"{name}{self._named[name]}"
 
-    def _tensor(self, name: str, shape: Shape, storage: str | None = None) -> str:
+    def _tensor(self, name: str, shape: Shape, storage: str | None = None, *, role: Role = "activation") -> str:
         self.shapes[name] = shape
-        self._tensors[name] = Tensor(name, ELEMENT_BYTES * math.prod(shape), storage)
+        self._tensors[name] = Tensor(name, ELEMENT_BYTES * math.prod(shape), storage, role=role)
         return name
 
     def _moving_time(self, *tensors: str) -> float:
@@ -151,8 +152,8 @@ class Tape:
 
     def _record(self, kind: str, operation: Operation, backward: Backward, kept: tuple[str, ...] = ()) -> None:
         shapes = ", ".join(str(list(self.shapes[name])) for name in operation.inputs)
-        signed = replace(operation, signature=f"{kind}({shapes}) -> {list(self.shapes[operation.outputs[0]])}")
-        self._steps.append(_Step(signed, backward, kept))
+        signature = f"{kind}({shapes}) -> {list(self.shapes[operation.outputs[0]])}"
+        self._steps.append(_Step(replace(operation, signature=signature, layer=self.scope), backward, kept))
 
 
 class _Reverse:
@@ -163,6 +164,11 @@ class _Reverse:
         self.tensors = dict(tensors)
         self.gradients: dict[str, str] = {}
         self._made: Counter[str] = Counter()
+        self._layers: dict[str, str] = {}
+        """Layer that first produces or reads a tensor; its gradient is summed there."""
+        for step in steps:
+            for name in (*step.operation.inputs, *step.operation.outputs):
+                self._layers.setdefault(name, step.operation.layer)
         self._trained = set(parameters)
         for step in steps:
             if self._trained.intersection(step.operation.inputs):
@@ -198,18 +204,30 @@ class _Reverse:
             time = _moving_time(self.tensors[term] for term in (*terms, gradient))
             operation = f"{name}_sum{self._made[name]}"
             signature = f"sum({self.tensors[gradient].size_bytes} bytes)"
-            self.operations.append(Operation(operation, terms, [gradient], time, phase="backward", signature=signature))
+            self.operations.append(
+                Operation(
+                    operation,
+                    terms,
+                    [gradient],
+                    time,
+                    phase="backward",
+                    signature=signature,
+                    layer=self._layers[name],
+                )
+            )
         self.gradients[name] = gradient
 
     def _gradient(self, name: str, storage: str | None = None) -> str:
         self._made[name] += 1
         gradient = f"d_{name}" if self._made[name] == 1 else f"d_{name}#{self._made[name]}"
-        self.tensors[gradient] = Tensor(gradient, self.tensors[name].size_bytes, storage)
+        self.tensors[gradient] = Tensor(gradient, self.tensors[name].size_bytes, storage, role="gradient")
         return gradient
 
     def _run(self, forward: Operation, inputs: Sequence[str], outputs: Sequence[str], time: float) -> None:
         name, signature = f"{forward.name}_backward", f"backward of {forward.signature}"
-        self.operations.append(Operation(name, inputs, outputs, time, phase="backward", signature=signature))
+        self.operations.append(
+            Operation(name, inputs, outputs, time, phase="backward", signature=signature, layer=forward.layer)
+        )
 
 
 def check_sizes(**sizes: int) -> None:

@@ -52,5 +52,6 @@ def viewing_plan() -> sc.Plan:
 def oddly_named_plan() -> sc.Plan:
     """One operation whose names are markup, mathematics and other scripts."""
     name = "<script>alert('$x_2$')</script>/&amp; \"模型\" 🧠 $y$"
-    graph = sc.Graph([sc.Operation(name, [], [name], 1.0)], [sc.Tensor(name, 1)], results=[name], name=f"<b>{name}")
+    operation = sc.Operation(name, [], [name], 1.0, layer=name.rpartition("/")[0])
+    graph = sc.Graph([operation], [sc.Tensor(name, 1)], results=[name], name=f"<b>{name}")
     return plan_of_schedule(graph, sc.Schedule([sc.Compute(name)]), 1)

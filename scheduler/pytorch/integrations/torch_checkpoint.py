@@ -71,10 +71,9 @@ def layer_spans(plan: Plan) -> tuple[LayerSpan, ...]:
     spans: list[LayerSpan] = []
     state_is_kept = True
     for operation in plan.graph.operations:
-        if operation.signature != "forward without saving":
+        if operation.kind != "forward without saving":
             continue
         (output,) = operation.outputs
-        layer = output.removesuffix(".output")
         is_saved = any(
             saved.intersection(other.outputs[1:])
             for other in plan.graph.operations
@@ -82,9 +81,9 @@ def layer_spans(plan: Plan) -> tuple[LayerSpan, ...]:
         )
         last = spans[-1] if spans else None
         if last is not None and last.recompute is not is_saved and (is_saved or not state_is_kept):
-            spans[-1] = LayerSpan((*last.layers, layer), last.recompute)
+            spans[-1] = LayerSpan((*last.layers, operation.layer), last.recompute)
         else:
-            spans.append(LayerSpan((layer,), not is_saved))
+            spans.append(LayerSpan((operation.layer,), not is_saved))
         state_is_kept = output in saved
     return tuple(spans)
 
@@ -119,7 +118,7 @@ def selective_contexts(plan: Plan, module: str = "") -> Callable[[], Contexts]:
     graph = plan.graph
     if plan.granularity != "operations":
         raise InvalidOptionError('a plan of layers has no operations: trace the model, or use "layer_spans"')
-    updates = [operation.name for operation in graph.operations if operation.signature == "Update"]
+    updates = [operation.name for operation in graph.operations if operation.kind == "update"]
     if updates:
         raise InvalidOptionError(
             f'torch.utils.checkpoint would do "{updates[0]}" again when it recomputes: use the plan itself,'
@@ -169,8 +168,7 @@ def _tensors(value: object) -> list[Tensor]:
 
 
 def _is_call_in(operation: Operation, module: str) -> bool:
-    where, slash, _ = operation.name.rpartition("/")
-    is_inside = not module or (bool(slash) and f"{where}.".startswith(f"{module}."))
+    is_inside = not module or f"{operation.layer}.".startswith(f"{module}.")
     return operation.phase == "forward" and operation.signature.startswith("aten.") and is_inside
 
 
@@ -178,7 +176,7 @@ def _saved_calls(graph: Graph, saved: Iterable[str]) -> set[str]:
     """Return the operations that torch must save: what the plan saves less its views, and what must not run again."""
     makers = {output: operation for operation in graph.operations for output in operation.outputs}
     required = {graph.operations[i].name for i in graph.index.required}
-    keep = {name for name in required if "batch_norm" in graph.operation(name).signature}
+    keep = {name for name in required if graph.operation(name).kind == "batch norm update"}
     keep.update(operation.name for operation in graph.operations if not operation.repeatable)
     for tensor in saved:
         operation = makers[tensor]

@@ -104,9 +104,7 @@ class ForwardGraph:
         sizes: list[int] = []
         for number, i in enumerate(forward):
             reads.append(sum({1 << maker[t] for t in index.inputs[i] if t in maker}))
-            viewed = {index.storage_of[t] for t in index.inputs[i]}
-            made = {index.storage_of[t] for t in index.outputs[i]} - viewed
-            sizes.append(sum(index.storage_bytes[storage] for storage in made))
+            sizes.append(index.allocated_bytes[i])
             for tensor in index.outputs[i]:
                 maker.setdefault(tensor, number)
         times = tuple(graph.operations[i].time for i in forward)

@@ -58,9 +58,7 @@ class CutFrontier:
         self.graph, self.task = graph, task
         index = graph.index
         i = index.tasks[task][0]
-        viewed = {index.storage_of[t] for t in index.inputs[i]}
-        made = {index.storage_of[t] for t in index.outputs[i]} - viewed
-        self.made_bytes = sum(index.storage_bytes[s] for s in made) + graph.operations[i].workspace_bytes
+        self.made_bytes = index.allocated_bytes[i] + graph.operations[i].workspace_bytes
         before = {index.storage_of[t] for k in range(i) for t in index.outputs[k]}
         after = {index.storage_of[t] for k in range(i, len(graph.operations)) for t in index.inputs[k]}
         after |= {index.storage_of[t] for t, result in enumerate(index.is_result) if result}

@@ -259,10 +259,7 @@ class CutRelaxation:
         self.program.at_most(f"bytes_{k}", terms, free // scale if self.exact_bytes else -(-free // scale))
 
     def _made_bytes(self, i: int) -> int:
-        index = self.index
-        viewed = {index.storage_of[t] for t in index.inputs[i]}
-        made = {index.storage_of[t] for t in index.outputs[i]} - viewed
-        return sum(index.storage_bytes[s] for s in made) + self.graph.operations[i].workspace_bytes
+        return self.index.allocated_bytes[i] + self.graph.operations[i].workspace_bytes
 
     def _add_readers(self, k: int) -> None:
         """What a later task reads is live at the cut or computed again before that task."""
