@@ -17,6 +17,7 @@ import pytest
 
 import scheduler as sc
 from scheduler.cli import main
+from tests.support.paths import ROOT
 from tests.support.training_graphs import conv_net, uniform_chain
 
 
@@ -265,7 +266,7 @@ def test_an_impatient_interrupt_ends_all_processes_and_keeps_the_rows(tmp_path: 
     command += ["--time-limit", "0.5", "--jobs", "2", "--output", str(path)]
     with subprocess.Popen(
         command,
-        cwd=Path(__file__).parents[1],
+        cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,

@@ -16,8 +16,8 @@ from scheduler import doctor
 from scheduler.cli import main
 from scheduler.doctor import PARTS, Finding, Part, examine, is_well, mending
 from scheduler.errors import MissingExtraError
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 NUMPY = next(part for part in PARTS if part.name == "numpy")
 FOR_ALL = "it is needed for everything: pip install --force-reinstall checkpoint-scheduler"
 

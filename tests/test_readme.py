@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+from tests.support.paths import BENCHMARKS, README
 
 
 def blocks(language: str) -> list[str]:
@@ -31,7 +31,7 @@ def test_the_python_example_prints_what_readme_says(tmp_path: Path, monkeypatch:
 
 def recorded(name: str) -> list[list[str]]:
     """The lines of a recorded benchmark, its head first."""
-    with (Path(__file__).parent / "benchmarks" / f"{name}.csv").open() as file:
+    with (BENCHMARKS / f"{name}.csv").open() as file:
         return list(csv.reader(file))
 
 

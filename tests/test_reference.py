@@ -15,8 +15,7 @@ import pytest
 
 import scheduler
 import scheduler.pytorch
-
-ROOT = Path(__file__).parents[1]
+from tests.support.paths import ROOT
 
 
 class Entries(HTMLParser):

@@ -7,15 +7,14 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 import scheduler as sc
 from tests.abuse.tally import BOOK
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.abuse
-ROOT = Path(__file__).parents[2]
 
 ANSWERS = """
 import json, os, sys

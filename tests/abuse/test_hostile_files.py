@@ -19,10 +19,10 @@ from scheduler.graph.formats import read_graph_or_chain
 from tests.abuse.hostile import RAW, edited, places, seeds, spoiled
 from tests.abuse.tally import BOOK
 from tests.support.oracle import peak_of
+from tests.support.paths import ROOT
 from tests.support.plans import layered_plan, oddly_named_plan
 
 pytestmark = pytest.mark.abuse
-ROOT = Path(__file__).parents[2]
 SEEDS = seeds()
 GRAPHS = [name for name in SEEDS if name != "plan"]
 

@@ -22,6 +22,7 @@ from scheduler.comparisons.journal import Journal, read_entries
 from scheduler.errors import InvalidOptionError
 from scheduler.graph.formats import write_graph
 from tests.abuse.tally import BOOK
+from tests.support.paths import ROOT
 from tests.support.training_graphs import conv_net, uniform_chain
 
 pytestmark = [pytest.mark.abuse, pytest.mark.skipif(os.name != "posix", reason="processes are forked and killed")]
@@ -271,9 +272,7 @@ def test_an_answer_that_standard_output_cannot_take_is_an_error(tmp_path: Path) 
     tally = BOOK.of("disk full or read-only")
     tally.tried += 1
     with open("/dev/full", "w") as full:
-        ran = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2], check=False
-        )
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
     tally.keep(ran.returncode != 0)
     assert "No space left on device" in ran.stderr
     assert "Traceback" not in ran.stderr

@@ -14,10 +14,10 @@ import pytest
 import scheduler as sc
 from tests.abuse.many_graphs import LOT, run_lot
 from tests.abuse.tally import BOOK
+from tests.support.paths import ROOT
 from tests.support.training_graphs import conv_net
 
 pytestmark = pytest.mark.abuse
-ROOT = Path(__file__).parents[2]
 LOTS, PLANS, STEPS = 4, 100, 1000
 MOST_GROWTH = 8 * 2**20
 """Bytes that a process may grow by: what malloc keeps for itself comes and goes."""

@@ -14,13 +14,13 @@ import pytest
 import scheduler as sc
 from scheduler.solvers.registry import MODULES
 from tests.abuse.tally import BOOK
+from tests.support.paths import ROOT
 
 PEAK = Path("/proc/self/clear_refs")
 pytestmark = [
     pytest.mark.abuse,
     pytest.mark.skipif(not PEAK.exists(), reason="the peak of a process is reset by way of /proc"),
 ]
-ROOT = Path(__file__).parents[2]
 
 LARGE = """
 import gc, json, sys

@@ -15,11 +15,11 @@ import pytest
 import scheduler as sc
 from tests.abuse.tally import BOOK
 from tests.support.oracle import optimum
+from tests.support.paths import ROOT
 from tests.support.plans import layered_plan
 from tests.support.training_graphs import conv_net, uniform_chain
 
 pytestmark = pytest.mark.abuse
-ROOT = Path(__file__).parents[2]
 SOLVERS = [name for name in sc.solver_names() if name not in ("moccasin", "revolve", "mixed")]
 
 

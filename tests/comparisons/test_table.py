@@ -28,6 +28,7 @@ from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.registry import MODULES
 from tests.support.oracle import optimum
+from tests.support.paths import ROOT
 from tests.support.training_graphs import conv_net, uniform_chain
 
 BUDGETS = ["100%", "80%", "60%", "50%", "40%"]
@@ -166,7 +167,7 @@ sweep(path=sys.argv[1], progress=die_half_way)
 
 def test_a_sweep_killed_half_way_and_resumed_is_the_unbroken_one(tmp_path: Path) -> None:
     path, ran = tmp_path / "rows.jsonl", []
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=Path(__file__).parents[2], check=False)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert path.read_bytes().count(b"\n") == 100
     with path.open("ab") as file:

@@ -13,11 +13,7 @@ import scheduler as sc
 from scheduler.errors import InvalidGraphError, InvalidScheduleError
 from scheduler.graph.chain import Mode
 from tests.support.strategies import chains
-
-
-def three_layers() -> sc.Chain:
-    """The worked case: outputs and input of 2 bytes, 1 saved each, forward 1, backward 2, output kept."""
-    return sc.Chain([sc.Layer(f"l{i}", 1, 2, 2, 1, keeps_output=True) for i in range(3)], input_bytes=2)
+from tests.support.training_graphs import three_layers
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, "1", True])

@@ -8,8 +8,8 @@ import scheduler as sc
 from scheduler.errors import BudgetTooSmallError, OutOfTimeError
 from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.schedule import Schedule
-from tests.pytorch.models.test_catalog import SMALL, TOLERANCE
 from tests.support.pytorch.planning import check_like_autograd
+from tests.support.pytorch.small_models import SMALL, TOLERANCE
 
 FITTING = {**SMALL, "resnet50": {**SMALL["resnet50"], "batch_size": 16}}
 """With smaller batches the gradients alone are more than 60 % of a ResNet's step."""

@@ -26,12 +26,12 @@ from scheduler.pytorch import backend, checkpointed, max_batch, measure, profile
 from scheduler.pytorch.integrations.planned_forward import PlannedForward
 from scheduler.pytorch.integrations.torch_checkpoint import layer_spans, selective_contexts
 from scheduler.pytorch.measurement.memory import FlopCounter, Measurement, resident_tensors, training_step
-from tests.pytorch.compile.test_backend import Step, Watched
-from tests.pytorch.integrations.test_distributed import Count, Meets
-from tests.pytorch.integrations.test_torch_checkpoint import plan_of
-from tests.support.pytorch.layered import check_layers, counted_calls, plan_of_schedule
+from tests.support.plans import plan_of_schedule
+from tests.support.pytorch.layered import check_layers, counted_calls, plan_of_layers
+from tests.support.pytorch.modules import Meets, Step
 from tests.support.pytorch.planning import check_equal, check_like_autograd, planned, recompute_most, train
 from tests.support.pytorch.regression import mean_square
+from tests.support.pytorch.watching import Count, Watched
 
 ROWS, WIDTH, DEPTH = 64, 16, 8
 PRODUCT = 2 * ROWS * WIDTH * WIDTH
@@ -233,7 +233,7 @@ def test_batch_norm_statistics_are_updated_once_and_in_the_forward(granularity):
         again = sc.simulate(captured.graph, schedule).recomputed
     else:
         graph = profile_layers(model, (x,), loss=mean_square).graph
-        plan = plan_of_schedule(graph, recompute_most(graph))
+        plan = plan_of_layers(graph, recompute_most(graph))
         module, again = checkpointed(model, plan, (x,), loss=mean_square), plan.simulation.recomputed
     assert sum(again.values()) >= DEPTH - 1
     loss = module(x)
@@ -267,7 +267,7 @@ def test_losses_with_dropout_are_those_without_checkpointing(granularity):
         module, _, _ = planned(model, recompute_most, (batch(),), None, mean_square)
     else:
         graph = profile_layers(model, (batch(),), loss=mean_square).graph
-        module = checkpointed(model, plan_of_schedule(graph, recompute_most(graph)), (batch(),), loss=mean_square)
+        module = checkpointed(model, plan_of_layers(graph, recompute_most(graph)), (batch(),), loss=mean_square)
     batches = [((batch(seed=seed),), {}) for seed in range(5)]
     check_equal(train(module, batches), train(plain, batches, mean_square))
 
@@ -369,7 +369,7 @@ def test_experts_chosen_with_noise_are_the_same_in_recomputation():
         trace(model, (batch(),), loss=mean_square, costs="flops")
     plain = copy.deepcopy(model)
     graph = profile_layers(model, (batch(),), loss=mean_square).graph
-    plan = plan_of_schedule(graph, recompute_most(graph))
+    plan = plan_of_layers(graph, recompute_most(graph))
     assert recomputations(plan) > 0
     module = checkpointed(model, plan, (batch(),), loss=mean_square)
     batches = [((batch(seed=seed),), {}) for seed in (1, 2)]
@@ -412,7 +412,7 @@ def test_each_recomputed_layer_gets_the_state_of_the_one_before():
     factors = [2.0, 4.0, 0.5, 8.0, 0.25, 2.0]
     model, x = nn.Sequential(*(Scale(factor) for factor in factors)), torch.ones(4096)
     graph = profile_layers(model, (x,), loss=torch.Tensor.sum).graph
-    plan = plan_of_schedule(graph, recompute_most(graph, keep_every=99))
+    plan = plan_of_layers(graph, recompute_most(graph, keep_every=99))
     assert max(plan.simulation.recomputed.values()) > 1
     checkpointed(model, plan, (x,), loss=torch.Tensor.sum)(x).backward()
     product = 2.0 * 4.0 * 0.5 * 8.0 * 0.25 * 2.0
@@ -520,7 +520,7 @@ def test_sharded_units_with_frozen_parameters_train():
         block[0].weight.requires_grad_(False)
     plain, example = copy.deepcopy(model), (batch().requires_grad_(),)
     graph = trace(model[1], example, costs="flops")
-    plan = plan_of(graph, recompute_most(graph))
+    plan = plan_of_schedule(graph, recompute_most(graph))
     assert recomputations(plan) > 0
     for i, block in enumerate(model):
         model[i] = fully_shard(checkpointed(block, plan, example))

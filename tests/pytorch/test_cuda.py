@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -21,6 +19,7 @@ from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensor
 from scheduler.pytorch.models.catalog import ModelCase, make_model
 from scheduler.pytorch.tracing import capture
 from scheduler.simulator import simulate
+from tests.benchmarks import gpu
 from tests.support.pytorch.planning import check_equal, recompute_most, train
 
 SIZES: dict[str, dict[str, object]] = {
@@ -148,12 +147,8 @@ def test_measured_times_sum_to_that_of_the_forward_and_backward() -> None:
 
 
 def test_the_benchmark_refuses_to_run_without_a_gpu() -> None:
-    path = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     with mock.patch("torch.cuda.is_available", return_value=False), pytest.raises(SystemExit, match="no CUDA device"):
-        module.main([])
+        gpu.main([])
 
 
 def test_the_memory_of_a_step_on_a_gpu_is_that_of_the_gpu() -> None:

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 from collections import OrderedDict
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
 from scheduler.pytorch.models.catalog import ModelCase
-
-
-@pytest.fixture(scope="module")
-def peers() -> ModuleType:
-    path = Path(__file__).parents[1] / "benchmarks" / "peers.py"
-    spec = importlib.util.spec_from_file_location("peers", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["peers"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
+from tests.benchmarks import peers
 
 LAYERS, WIDTH, BATCH = 8, 16, 64
 
@@ -40,7 +24,7 @@ def case() -> ModelCase:
 
 
 @pytest.fixture(scope="module")
-def model(peers):
+def model():
     return peers.Model("", {}, ("features",), "features")
 
 
@@ -50,7 +34,7 @@ def gradients(case, step):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-def test_every_peer_gives_the_gradients_of_eager(peers, model, case):
+def test_every_peer_gives_the_gradients_of_eager(model, case):
     expected = gradients(case, peers.eager_step(case))
     wanted = {"memory budget 0.5", "memory budget 0", peers.EACH_BLOCK, "checkpoint_sequential 4"}
     seen = set()
@@ -63,7 +47,7 @@ def test_every_peer_gives_the_gradients_of_eager(peers, model, case):
     assert seen == {peers.EVERYTHING, *wanted}
 
 
-def test_blocks_and_all_segments_but_the_last_are_computed_again(peers, model, case):
+def test_blocks_and_all_segments_but_the_last_are_computed_again(model, case):
     product = 2 * BATCH * WIDTH * WIDTH
     # Forward, and gradients of weights and inputs, but not of the batch.
     plain = (3 * LAYERS - 1) * product
@@ -73,13 +57,13 @@ def test_blocks_and_all_segments_but_the_last_are_computed_again(peers, model, c
         assert peers.measured(peers.eager_step(changed), changed).flops == flops
 
 
-def test_peers_of_equal_peak_and_flops_are_one_point(peers):
+def test_peers_of_equal_peak_and_flops_are_one_point():
     use = peers.Use(live_bytes=10, allocator_bytes=11, flops=5)
     found = {"memory budget 1": use, "memory budget 0.9": use, "other": peers.Use(10, 11, 6)}
     assert peers.merged(found) == {"memory budget 1": "memory budget 1, 0.9", "other": "other"}
 
 
-def test_the_shortest_time_counts_and_odd_and_even_rounds_say_how_far_to_trust_it(peers, monkeypatch):
+def test_the_shortest_time_counts_and_odd_and_even_rounds_say_how_far_to_trust_it(monkeypatch):
     rounds = {"0": [1.0, 2.0, 3.0, 1.5], "1": [4.0, 4.0, 5.0, 5.0]}
     monkeypatch.setattr(peers, "measure_times", lambda steps, repeats, clock: rounds)
     one, other = (lambda: 1), (lambda: 2)
@@ -89,7 +73,7 @@ def test_the_shortest_time_counts_and_odd_and_even_rounds_say_how_far_to_trust_i
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-def test_ours_needs_no_more_than_a_peer_whose_peak_it_is_planned_for(peers, model, case, monkeypatch):
+def test_ours_needs_no_more_than_a_peer_whose_peak_it_is_planned_for(model, case, monkeypatch):
     monkeypatch.setattr(peers.Model, "make", lambda self: case)
     monkeypatch.setitem(peers.MODELS, "tiny", model)
     options = argparse.Namespace(points=[peers.EACH_BLOCK], budgets=2, seconds=2.0, repeats=2)

@@ -9,7 +9,7 @@ from scheduler.pytorch.execute.runner import build
 from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
 from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.pytorch.tracing import capture
-from tests.pytorch.models.test_catalog import SMALL
+from tests.support.pytorch.small_models import SMALL
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -6,7 +6,6 @@ import math
 import threading
 import time
 import tomllib
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult, TimeIsUpError, _cbc, is_set
+from tests.support.paths import ROOT
 
 
 def knapsack(items: int) -> tuple[IntegerProgram, list[pulp.LpVariable]]:
@@ -171,7 +171,7 @@ def test_values_a_tolerance_away_from_whole_count_as_whole() -> None:
 
 
 def test_the_version_of_pulp_is_bounded() -> None:
-    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (needed,) = [line for line in pyproject["project"]["dependencies"] if line.startswith("pulp")]
     assert "<4" in needed
     assert pulp.__version__.startswith("3.")

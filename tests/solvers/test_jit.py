@@ -13,8 +13,8 @@ import pytest
 
 import scheduler.solvers.jit  # noqa: F401  # where the clock hears of compiling
 from scheduler.solvers.deadline import Deadline
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 PARTS = """
 from scheduler.solvers.jit import compiled
 STEP = {step}

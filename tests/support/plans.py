@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import scheduler as sc
+from scheduler.plan import Granularity
 from scheduler.problem import Problem
 from scheduler.solution import Proposal, grade
 from tests.support.training_graphs import uniform_chain
@@ -11,10 +12,13 @@ TWICE = sc.Schedule.from_text("+f0\n+f1\n-x1\n+loss\n-x2\n+f0\n+b1\n-g2\n-x1\n+b
 """A uniform chain of two layers whose first is computed again: 7 units of time instead of 6."""
 
 
-def plan_of_schedule(graph: sc.Graph, schedule: sc.Schedule, budget_bytes: int) -> sc.Plan:
-    """The plan that a schedule amounts to, with no more proof than the judge has."""
+def plan_of_schedule(
+    graph: sc.Graph, schedule: sc.Schedule, budget_bytes: int = 2**62, *, granularity: Granularity = "operations"
+) -> sc.Plan:
+    """Return the plan of a schedule that no solver found, with the bounds that `grade` proves."""
     proposal = Proposal(schedule, "any order")
-    return sc.Plan.of(graph, grade(Problem(graph, budget_bytes), proposal, solver="by hand", seconds=0.25))
+    solution = grade(Problem(graph, budget_bytes), proposal, solver="by hand", seconds=0.25)
+    return sc.Plan.of(graph, solution, granularity=granularity)
 
 
 def twice_plan() -> sc.Plan:

@@ -46,3 +46,8 @@ def conv_net(blocks: int, *, width: int = 64) -> sc.Graph:
     forward.append(sc.Operation("loss", [f"x{blocks}"], ["loss"], 1.0))
     first = sc.Operation("loss_backward", ["loss", f"x{blocks}"], [f"d_x{blocks}"], 1.0, phase="backward")
     return sc.Graph([*forward, first, *backward], tensors, resident=["x0"], results=["loss", "d_x0"])
+
+
+def three_layers() -> sc.Chain:
+    """The worked case: outputs and input of 2 bytes, 1 saved each, forward 1, backward 2, output kept."""
+    return sc.Chain([sc.Layer(f"l{i}", 1, 2, 2, 1, keeps_output=True) for i in range(3)], input_bytes=2)

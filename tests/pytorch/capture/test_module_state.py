@@ -10,8 +10,8 @@ from scheduler.errors import CaptureError, ExecutionError
 from scheduler.pytorch import checkpointed, profile_layers, trace
 from scheduler.pytorch.execute.runner import build
 from scheduler.pytorch.tracing import capture
-from tests.pytorch.execute.test_runner import batch, mean_square
 from tests.support.pytorch.planning import check_equal, recompute_most, train
+from tests.support.pytorch.regression import batch, mean_square
 
 
 class Keeping(nn.Module):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -13,60 +11,20 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from scheduler.errors import BudgetTooSmallError, ExecutionError, InvalidBudgetError, InvalidOptionError
 from scheduler.pytorch import backend
-from scheduler.pytorch.compile.backend import Backend
-from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes
+from scheduler.pytorch.measurement.memory import storage_bytes
 from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.simulator import simulate
-from tests.pytorch.execute.test_runner import Mutating
-from tests.pytorch.models.test_catalog import SMALL
+from tests.support.pytorch.modules import Mutating, Step
 from tests.support.pytorch.planning import check_equal, train
 from tests.support.pytorch.regression import batch, mean_square, mlp
+from tests.support.pytorch.small_models import SMALL
+from tests.support.pytorch.watching import Watched
 
 # TorchDynamo reads `.grad` of the tensors that the first graph passes to the second.
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
-
-
-class Step(nn.Module):
-    """A model with its loss."""
-
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor] = mean_square) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, *args: object, **kwargs: object) -> Tensor:
-        return self.loss(self.model(*args, **kwargs))
-
-
-class Watched:
-    """A backend whose compiled code runs under a tracker; TorchDynamo itself cannot run under one."""
-
-    def __init__(self, planned: Backend) -> None:
-        self.planned = planned
-        self.tracker: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-
-    def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
-        run = self.planned(module, inputs)
-
-        def call(*args: object) -> object:
-            with self.tracker:
-                return run(*args)
-
-        return call
-
-    def measure(self, module: nn.Module, args: object, kwargs: dict[str, object], step: Callable[[], Tensor]):
-        """Return the live bytes between forward and backward and at the peak, without resident tensors."""
-        module.zero_grad()
-        self.tracker = tracker = StorageTracker(resident_tensors(module, (args, kwargs)))
-        loss = step()
-        between = tracker.live_bytes
-        with tracker:
-            loss.backward()
-        self.tracker = contextlib.nullcontext()
-        return between, tracker.peak_bytes
 
 
 @pytest.mark.parametrize("name", ["hf-gpt2", "resnet50", "hf-vit"])
@@ -248,7 +206,7 @@ def test_a_report_names_the_place_of_the_graph_and_the_effects_of_its_plan():
     torch.compile(Step(mlp()), backend=planned)(batch(8, 16)).backward()
     (graph,) = planned.plans
     assert graph.name == "0/0"
-    assert graph.place.startswith("test_backend.py:")
+    assert graph.place.startswith("modules.py:")
     assert graph.shapes == ((8, 16),)
     assert str(graph).startswith(f"graph 0/0 ({graph.place}): peak ")
     assert "overhead 0.00%" in str(graph)

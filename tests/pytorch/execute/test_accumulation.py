@@ -18,7 +18,6 @@ from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.pytorch.tracing import capture
 from scheduler.schedule import schedule_from_runs
 from scheduler.simulator import simulate
-from tests.pytorch.models.test_catalog import SMALL
 from tests.support.pytorch.planning import (
     SCHEDULES,
     check_equal,
@@ -27,6 +26,7 @@ from tests.support.pytorch.planning import (
     save_everything,
     train,
 )
+from tests.support.pytorch.small_models import SMALL
 
 EXISTING = DeviceMemory(accumulate_gradients=True)
 

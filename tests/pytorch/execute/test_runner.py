@@ -16,6 +16,7 @@ from scheduler.pytorch.measurement.memory import FlopCounter, training_step
 from scheduler.pytorch.models.catalog import make_model
 from scheduler.pytorch.tracing import capture
 from scheduler.simulator import simulate
+from tests.support.pytorch.modules import Mutating
 from tests.support.pytorch.planning import (
     SCHEDULES,
     check_equal,
@@ -139,24 +140,6 @@ def test_keyword_arguments_and_nested_outputs_are_kept(schedule):
     assert torch.equal(ours["pair"][1][0], theirs["pair"][1][0])
     for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-6, msg=name)
-
-
-class Mutating(nn.Module):
-    """Reads a buffer that backward needs too, then changes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(batch(16, 16) / 4)
-        self.register_buffer("shift", batch(16, seed=3))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.sin(x @ self.weight + self.shift)
-        hidden = torch.sin(hidden @ self.weight + self.shift.view(1, 16))
-        with torch.no_grad():
-            self.shift.mul_(0.9).add_(hidden.mean(0))
-            self.steps += 1
-        return hidden * self.shift
 
 
 @schedules

@@ -8,11 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import _functional_collectives as collectives
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import scheduler as sc
 from scheduler.errors import CaptureError, ExecutionError
@@ -22,9 +20,11 @@ from scheduler.pytorch.integrations.distributed import share_plan
 from scheduler.pytorch.integrations.planned_forward import PlannedForward
 from scheduler.pytorch.measurement.allocator import allocator_peak
 from scheduler.pytorch.measurement.memory import storage_bytes
+from tests.support.pytorch.modules import Meets
 from tests.support.pytorch.planning import planned, recompute_most
 from tests.support.pytorch.processes import run_on_processes
 from tests.support.pytorch.readme_examples import run_example
+from tests.support.pytorch.watching import Count
 
 PROCESSES, STEPS, ROWS, WIDTH, BLOCKS = 2, 5, 192, 32, 4
 
@@ -176,36 +176,11 @@ def count_gathers(rank: int, module: nn.Module) -> int:
     return counter.count
 
 
-class Meets(nn.Module):
-    """Two layers with an all-reduce between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = collectives.all_reduce(self.first(x).tanh(), "sum", dist.group.WORLD)
-        return self.second(h.sin()).tanh().square().sum()
-
-
 class MeetsInPlace(Meets):
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x).tanh().clone()
         dist.all_reduce(h)
         return self.second(h).sum()
-
-
-class Count(TorchDispatchMode):
-    """Count the calls of an operator."""
-
-    def __init__(self, operator: torch._ops.OpOverload) -> None:
-        super().__init__()
-        self.operator, self.count = operator, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is self.operator
-        return func(*args, **(kwargs or {}))
 
 
 def meeting(rank: int) -> dict[str, object]:

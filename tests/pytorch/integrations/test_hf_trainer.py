@@ -1,81 +1,23 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 from scheduler.errors import InvalidOptionError
-from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes
 from tests.support.pytorch.readme_examples import run_example
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from scheduler.pytorch.integrations.hf_trainer import TransformersCallback  # noqa: E402
+from tests.support.pytorch.transformers_training import OPTIONS, Trainer, text, tiny_gpt2, train  # noqa: E402
 
-STEPS, ROWS, LENGTH, VOCABULARY = 20, 8, 32, 97
-OPTIONS = {"costs": "flops", "time_limit": 2.0}
-
-
-def tiny_gpt2() -> nn.Module:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        n_layer=3, n_embd=64, n_head=4, vocab_size=VOCABULARY, n_positions=LENGTH, use_cache=False
-    )
-    return transformers.GPT2LMHeadModel(config)
-
-
-def text(seed: int) -> dict[str, Tensor]:
-    tokens = torch.randint(0, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(seed))
-    return {"input_ids": tokens, "labels": tokens}
-
-
-class Trainer(transformers.Trainer):
-    """A trainer that notes the loss, and the live bytes at the peak, of every step.
-
-    The first step makes the plan, on fake tensors, which count here like others.
-    """
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.losses: list[float] = []
-        self.peaks: list[int] = []
-
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        state = [x for entry in self.optimizer.state.values() for x in entry.values() if isinstance(x, Tensor)]
-        existing = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        standing = [*resident_tensors(model, (inputs, num_items_in_batch)), *state, *existing]
-        with StorageTracker(standing) as tracker:
-            loss = super().training_step(model, inputs, num_items_in_batch)
-        self.losses.append(loss.item())
-        self.peaks.append(storage_bytes(standing) + tracker.peak_bytes)
-        return loss
-
-
-def train(folder: Path, *callbacks: object, steps: int = STEPS, **arguments: object) -> Trainer:
-    settings = transformers.TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=ROWS,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        seed=1,
-        **arguments,
-    )
-    data = [text(seed) for seed in range(2 * ROWS * steps)]
-    trainer = Trainer(model=tiny_gpt2(), args=settings, train_dataset=data, callbacks=list(callbacks))
-    trainer.train()
-    return trainer
+STEPS = 20
 
 
 def test_a_tiny_gpt2_trains_as_without_a_plan_and_within_the_budget(tmp_path):
     callback = TransformersCallback("60%", **OPTIONS)
-    planned, plain = train(tmp_path, callback), train(tmp_path)
+    planned, plain = train(tmp_path, callback, steps=STEPS), train(tmp_path, steps=STEPS)
     assert len(planned.losses) == STEPS
     assert planned.losses == plain.losses
     for one, other in zip(planned.model.parameters(), plain.model.parameters(), strict=True):

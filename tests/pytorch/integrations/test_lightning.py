@@ -1,83 +1,24 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 from scheduler.errors import ExecutionError
-from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes
 from tests.support.pytorch.readme_examples import run_example
 
-lightning = pytest.importorskip("lightning.pytorch")
+pytest.importorskip("lightning.pytorch")
 
-from scheduler.pytorch.integrations.lightning import LightningCallback  # noqa: E402
+from scheduler.pytorch.integrations.lightning import LightningCallback
+from tests.support.pytorch.lightning_training import Classifier, batches, train
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.*LeafSpec.* is deprecated:FutureWarning"),
     pytest.mark.filterwarnings(r"ignore:.*does not have many workers"),
 ]
 
-STEPS, ROWS = 20, 4
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.branch = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x + self.branch(x))
-
-
-def small_resnet() -> nn.Sequential:
-    torch.manual_seed(0)
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *(Block(16) for _ in range(4)), *head)
-
-
-class Classifier(lightning.LightningModule):
-    """A small ResNet that notes the loss, and the live bytes at the peak, of every step.
-
-    The first step makes the plan, on fake tensors, which count here like others.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = small_resnet()
-        self.losses: list[float] = []
-        self.peaks: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        images, labels = batch
-        loss = F.cross_entropy(self(images), labels)
-        self.losses.append(loss.item())
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
-
-    def on_train_batch_start(self, batch: object, _: int) -> None:
-        state = [x for entry in self.optimizers().state.values() for x in entry.values() if isinstance(x, Tensor)]
-        self.standing = [*resident_tensors(self, batch), *state]
-        self.tracker = StorageTracker(self.standing)
-        self.tracker.__enter__()
-
-    def on_after_backward(self) -> None:
-        self.tracker.__exit__(None, None, None)
-        self.peaks.append(storage_bytes(self.standing) + self.tracker.peak_bytes)
+STEPS = 20
 
 
 class CallsItsModel(Classifier):
@@ -86,35 +27,11 @@ class CallsItsModel(Classifier):
         return F.cross_entropy(self.model(images), labels)
 
 
-def batches() -> DataLoader:
-    random = torch.Generator().manual_seed(1)
-    images = torch.randn(ROWS * STEPS, 3, 32, 32, generator=random)
-    labels = torch.randint(0, 10, (ROWS * STEPS,), generator=random)
-    return DataLoader(TensorDataset(images, labels), batch_size=ROWS)
-
-
-def train(
-    folder: Path, model: lightning.LightningModule, *callbacks: object, steps: int = STEPS, **arguments: object
-) -> None:
-    trainer = lightning.Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        max_steps=steps,
-        callbacks=list(callbacks),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **arguments,
-    )
-    trainer.fit(model, batches())
-
-
 def test_a_small_resnet_trains_as_without_a_plan_and_within_the_budget(tmp_path):
     callback = LightningCallback("60%", costs="flops", time_limit=5.0, reserve="64KiB")
     planned, plain = Classifier(), Classifier()
-    train(tmp_path, planned, callback)
-    train(tmp_path, plain)
+    train(tmp_path, planned, callback, steps=STEPS)
+    train(tmp_path, plain, steps=STEPS)
     assert len(planned.losses) == STEPS
     assert planned.losses == plain.losses
     for (name, one), other in zip(planned.state_dict().items(), plain.state_dict().values(), strict=True):

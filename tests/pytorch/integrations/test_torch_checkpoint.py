@@ -10,14 +10,13 @@ from torch.utils.checkpoint import checkpoint
 import scheduler as sc
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
-from scheduler.problem import Problem
 from scheduler.pytorch import profile_layers, trace
 from scheduler.pytorch.integrations.torch_checkpoint import LayerSpan, layer_spans, selective_contexts
 from scheduler.pytorch.measurement.memory import FlopCounter, StorageTracker, resident_tensors
 from scheduler.pytorch.models.catalog import make_model
 from scheduler.schedule import schedule_from_runs
-from scheduler.solution import Proposal, grade
-from tests.support.pytorch.layered import counted_calls, plan_of_schedule
+from tests.support.plans import plan_of_schedule
+from tests.support.pytorch.layered import counted_calls, plan_of_layers
 from tests.support.pytorch.planning import recompute_most, save_everything
 from tests.support.pytorch.regression import mean_square
 
@@ -33,12 +32,6 @@ def batch() -> Tensor:
 def perceptrons(count: int = 3) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(count)))
-
-
-def plan_of(graph: sc.Graph, schedule: sc.Schedule) -> Plan:
-    """A plan of operations made by hand."""
-    problem = Problem(graph, 2**62)
-    return Plan.of(graph, grade(problem, Proposal(schedule, "any"), solver="by hand", seconds=0.0))
 
 
 def recompute_gelus(graph: sc.Graph) -> sc.Schedule:
@@ -61,7 +54,7 @@ def chain_plan(*runs: str) -> Plan:
     names = {"+": ".forward", ">": ".forward_without_saving", "<": ".backward"}
     found = [run if run.startswith("loss") else run[0] + names[run[1]] for run in runs]
     ids = chain.graph.index.operation_ids
-    return plan_of_schedule(chain.graph, schedule_from_runs(chain.graph, [ids[name] for name in found]))
+    return plan_of_layers(chain.graph, schedule_from_runs(chain.graph, [ids[name] for name in found]))
 
 
 def test_spans_are_those_between_the_states_that_the_plan_keeps():
@@ -127,7 +120,7 @@ def held_and_flops(model: nn.Module, plan: Plan) -> tuple[int, int]:
 def test_a_region_keeps_what_the_plan_saves_and_recomputes_the_rest(schedule):
     model = perceptrons(3)
     graph = trace(model, (batch(),), costs="flops")
-    plan = plan_of(graph, schedule(graph))
+    plan = plan_of_schedule(graph, schedule(graph))
     held, flops = held_and_flops(model, plan)
     # Of three layers: three products forward, three for weights and two for inputs backward. All products are saved,
     # as the GELUs read them again; with everything saved, so are the first two outputs of GELUs.
@@ -139,7 +132,7 @@ def test_what_the_plan_neither_saves_nor_needs_again_is_recomputed():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)))
     graph = trace(model, (batch(),), costs="flops")
     # Tanh needs its output only: the plan lets go of the three products, and torch makes them again.
-    _, flops = held_and_flops(model, plan_of(graph, save_everything(graph)))
+    _, flops = held_and_flops(model, plan_of_schedule(graph, save_everything(graph)))
     assert flops == (8 + 3) * MATRIX_FLOPS
 
 
@@ -151,7 +144,7 @@ def test_gradients_statistics_and_random_numbers_are_those_of_the_plain_model(sc
             module.inplace = False
     plain = copy.deepcopy(case.module)
     graph = trace(case.module, case.args, costs="flops")
-    contexts = selective_contexts(plan_of(graph, schedule(graph)))
+    contexts = selective_contexts(plan_of_schedule(graph, schedule(graph)))
     states = []
     for call in (plain, lambda *args: checkpoint(case.module, *args, use_reentrant=False, context_fn=contexts)):
         torch.manual_seed(2)
@@ -168,7 +161,7 @@ def test_gradients_statistics_and_random_numbers_are_those_of_the_plain_model(sc
 def test_regions_of_submodules_find_their_part_of_the_plan():
     model = perceptrons(3)
     graph = trace(model, (batch(),), costs="flops")
-    plan = plan_of(graph, recompute_gelus(graph))
+    plan = plan_of_schedule(graph, recompute_gelus(graph))
     x = batch()
     with StorageTracker(resident_tensors(model, x)) as tracker:
         outputs = x
@@ -184,7 +177,7 @@ def test_regions_of_submodules_find_their_part_of_the_plan():
 def test_a_saved_tensor_that_is_changed_in_place_is_refused():
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True))
     graph = trace(model, (batch(),), costs="flops")
-    contexts = selective_contexts(plan_of(graph, save_everything(graph)))
+    contexts = selective_contexts(plan_of_schedule(graph, save_everything(graph)))
     with pytest.raises(ExecutionError, match="inplace=False"):
         checkpoint(model, batch(), use_reentrant=False, context_fn=contexts)
 
@@ -203,7 +196,7 @@ def test_plans_that_an_export_cannot_express_are_refused():
     model = perceptrons()
     layers = sc.make_plan(profile_layers(model, (batch(),), loss=mean_square), "100%", solver="dp")
     graph = trace(model, (batch(),), costs="flops")
-    operations = plan_of(graph, save_everything(graph))
+    operations = plan_of_schedule(graph, save_everything(graph))
     with pytest.raises(InvalidOptionError, match="layer_spans"):
         selective_contexts(layers)
     with pytest.raises(InvalidOptionError, match="selective_contexts"):
@@ -212,4 +205,4 @@ def test_plans_that_an_export_cannot_express_are_refused():
         selective_contexts(operations, "blocks.7")
     graph = trace(Decaying(), (batch(),), costs="flops")
     with pytest.raises(InvalidOptionError, match='"update:shift"'):
-        selective_contexts(plan_of(graph, save_everything(graph)))
+        selective_contexts(plan_of_schedule(graph, save_everything(graph)))

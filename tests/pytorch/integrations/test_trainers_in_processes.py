@@ -16,22 +16,22 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 pytest.importorskip("lightning.pytorch")
 
-import tests.pytorch.integrations.test_hf_trainer as with_transformers
-import tests.pytorch.integrations.test_lightning as with_lightning
 from scheduler.plan import Plan
 from scheduler.pytorch.integrations.hf_trainer import TransformersCallback
 from scheduler.pytorch.integrations.lightning import LightningCallback
 from scheduler.pytorch.integrations.planned_forward import PlannedForward
 from scheduler.pytorch.measurement.memory import storage_bytes
+from tests.support.pytorch import lightning_training, transformers_training
 
 STEPS = 3
 
 
 def transformers_trainer(rank: int, folder: Path) -> dict[str, object]:
     """Train a tiny GPT-2 with a plan and without."""
-    callback = TransformersCallback("60%", **with_transformers.OPTIONS)
+    callback = TransformersCallback("60%", **transformers_training.OPTIONS)
     planned, plain = (
-        with_transformers.train(folder, *callbacks, steps=STEPS, ddp_backend="gloo") for callbacks in ([callback], [])
+        transformers_training.train(folder, *callbacks, steps=STEPS, ddp_backend="gloo")
+        for callbacks in ([callback], [])
     )
     assert isinstance(planned.model_wrapped, DistributedDataParallel)
     return outcome_of(callback.forward, planned, plain) | {"weights": same_weights(planned.model, plain.model)}
@@ -40,10 +40,10 @@ def transformers_trainer(rank: int, folder: Path) -> dict[str, object]:
 def lightning_trainer(rank: int, folder: Path) -> dict[str, object]:
     """Train a small ResNet with a plan and without."""
     callback = LightningCallback("60%", costs="flops", time_limit=2.0, reserve="64KiB")
-    planned, plain = with_lightning.Classifier(), with_lightning.Classifier()
+    planned, plain = lightning_training.Classifier(), lightning_training.Classifier()
     for model, callbacks in ((planned, [callback]), (plain, [])):
-        with_lightning.train(folder, model, *callbacks, steps=STEPS, strategy="ddp", devices=2)
-        assert isinstance(model.trainer.strategy, with_lightning.lightning.strategies.DDPStrategy)
+        lightning_training.train(folder, model, *callbacks, steps=STEPS, strategy="ddp", devices=2)
+        assert isinstance(model.trainer.strategy, lightning_training.lightning.strategies.DDPStrategy)
     return outcome_of(callback.forward, planned, plain) | {"weights": same_weights(planned, plain)}
 
 

@@ -27,7 +27,7 @@ from tests.support.pytorch.layered import (
     mixed_loss,
     mixed_stack,
     mixed_state,
-    plan_of_schedule,
+    plan_of_layers,
     random_schedule,
 )
 from tests.support.pytorch.planning import check_equal, recompute_most, save_everything, train
@@ -45,7 +45,7 @@ schedules = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULE
 def planned(model: nn.Sequential, schedule=recompute_most, args=None, loss=mean_square, **options) -> LayeredModule:
     args = (batch(8, 16),) if args is None else args
     graph = profile_layers(model, args, loss=loss).graph
-    return checkpointed(model, plan_of_schedule(graph, schedule(graph)), args, loss=loss, **options)
+    return checkpointed(model, plan_of_layers(graph, schedule(graph)), args, loss=loss, **options)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["float32", "bfloat16 autocast"])
@@ -208,7 +208,7 @@ def test_keyword_arguments_go_to_the_first_layer_and_any_nest_is_returned(schedu
     plain = copy.deepcopy(layers)
     kwargs = {"scale": 0.5, "shift": batch(16, seed=3)}
     graph = profile_layers(layers, (batch(8, 16),), kwargs).graph
-    module = checkpointed(layers, plan_of_schedule(graph, schedule(graph)), (batch(8, 16),), kwargs)
+    module = checkpointed(layers, plan_of_layers(graph, schedule(graph)), (batch(8, 16),), kwargs)
     ours = module(batch(8, 16), **kwargs)
     theirs = plain[2](plain[1](plain[0](batch(8, 16), **kwargs)))
     assert ours["name"] == "last"

@@ -20,12 +20,11 @@ from scheduler.solvers.dp.costs import chain_costs, chain_states
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.dp.pruned_search import PrunedSearch
 from scheduler.solvers.dp.solver import chain_frontier, chain_schedule, propose
-from tests.graph.test_chain import three_layers
 from tests.support.grid_reference import grid_time
 from tests.support.oracle import best_schedule, least_peak, optimum
 from tests.support.persistent_oracle import PersistentSearch
 from tests.support.strategies import chains
-from tests.support.training_graphs import uniform_chain
+from tests.support.training_graphs import three_layers, uniform_chain
 
 EXAMPLES = int(os.environ.get("CHAIN_EXAMPLES", "200"))
 

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from scheduler.graph import Graph
 from scheduler.plan import Plan
-from scheduler.problem import Problem
 from scheduler.pytorch import checkpointed, profile_layers
 from scheduler.pytorch.execute.module import CheckpointedModule
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
 from scheduler.schedule import Compute, Schedule, schedule_from_runs
-from scheduler.solution import Proposal, grade
 from scheduler.solvers.walk import Walk
+from tests.support.plans import plan_of_schedule
 from tests.support.pytorch.planning import check_equal, train
 
 State = tuple[Tensor, Tensor, float]
@@ -101,12 +100,9 @@ def random_schedule(seed: int, *, dropped: float = 0.5, gradients: bool = False)
     return make
 
 
-def plan_of_schedule(graph: Graph, schedule: Schedule) -> Plan:
-    """Return a plan of a schedule that no solver made."""
-    problem = Problem(graph, 2**62)
-    return Plan.of(
-        graph, grade(problem, Proposal(schedule, "any"), solver="by hand", seconds=0.0), granularity="layers"
-    )
+def plan_of_layers(graph: Graph, schedule: Schedule) -> Plan:
+    """Return a plan of a schedule of layers that no solver found."""
+    return plan_of_schedule(graph, schedule, granularity="layers")
 
 
 @contextmanager
@@ -138,7 +134,7 @@ def check_layers(
     """
     plain = copy.deepcopy(model)
     graph = profile_layers(model, batches[0], loss=loss).graph
-    plan = plan_of_schedule(graph, schedule(graph))
+    plan = plan_of_layers(graph, schedule(graph))
     module = checkpointed(model, plan, batches[0], loss=loss)
     steps = [(batch, {}) for batch in batches]
     plain_module = plain if isinstance(plain, nn.Sequential) else InTurn(plain)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-README = Path(__file__).parents[3] / "README.md"
+from tests.support.paths import README
 
 
 def run_example(word: str, **names: object) -> dict[str, object]:
