@@ -59,9 +59,9 @@ def _trace(options: argparse.Namespace) -> int:
     case = make_model(options.model)
     written: Graph | Chain
     if options.layers:
-        case = case.layered()
+        layered = case.layered()
         say(f"measuring the layers of {options.model}")
-        chain = profile_layers(case.sequential, case.args, case.kwargs, loss=case.loss)
+        chain = profile_layers(layered.module, layered.args, layered.kwargs, loss=layered.loss)
         written = chain = replace(chain, name=chain.name or options.model)
         graph = chain.graph
     else:
@@ -167,7 +167,7 @@ def add_max_batch(commands: Commands) -> None:
 
 def _max_batch(options: argparse.Namespace) -> int:
     _needs_torch()
-    from scheduler.pytorch.largest_batch import MOST, max_batch, measured_peak
+    from scheduler.pytorch.largest_batch import DEFAULT_LIMIT, max_batch, measured_peak
     from scheduler.pytorch.models.catalog import Arguments, make_model
 
     case = make_model(options.model, batch_size=1)
@@ -182,7 +182,7 @@ def _max_batch(options: argparse.Namespace) -> int:
         options.budget,
         loss=case.loss,
         costs=options.costs,
-        limit=options.limit or MOST,
+        limit=options.limit or DEFAULT_LIMIT,
         progress=say,
         **solve_options(options),
     )

@@ -1,4 +1,4 @@
-"""The largest batch that a model trains with in a memory budget, and the plan for it."""
+"""The largest batch with which a model can train within a memory budget, and the plan for it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.units import format_bytes, parse_bytes
 
-SHARE_OF_SEARCH = 0.5
-"""Of the time limit, what the search for the batch may take; the plan has the rest."""
-MOST = 2**20
+SEARCH_SHARE = 0.5
+"""The share of the time limit that the search for the batch may take; planning takes the rest."""
+DEFAULT_LIMIT = 2**20
+"""The largest batch size tried unless the caller gives another limit."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,13 @@ class MaxBatch:
     ----------
     batch_size : int
     plan : Plan
-        For that batch, within the budget; as fast as was found.
+        The fastest one found for that batch within the budget.
     bound : int or None
-        Proven: no larger batch fits; beyond `batch_size` + 1 of the graphs that follow from
-        those traced. None if nothing up to the limit is proven not to.
+        Proven: no larger batch fits. Beyond `batch_size` + 1 the proof is about graphs
+        predicted from the traced ones. None if no batch up to the limit is proven not to fit.
     next_plan : Plan or None
-        For one more, with the smallest peak known: over the budget. None at the limit.
+        The plan with the smallest known peak for a batch larger by one; it exceeds the
+        budget. None at the limit.
     traced : tuple of int
         The batch sizes that were captured.
     """
@@ -60,7 +62,7 @@ class MaxBatch:
 
     @property
     def one_more(self) -> Literal["proven not to fit", "not found to fit", "not looked at"]:
-        """What is known of a batch that is larger by one."""
+        """What is known about a batch that is larger by one."""
         if self.next_plan is None:
             return "not looked at"
         return "proven not to fit" if self.bound == self.batch_size else "not found to fit"
@@ -73,38 +75,39 @@ def max_batch(
     *,
     loss: Callable[..., Tensor] | None = None,
     costs: Costs = "measured",
-    limit: int = MOST,
+    limit: int = DEFAULT_LIMIT,
     solver: str = "auto",
     time_limit: float = 60.0,
     reorder: bool = True,
     seed: int = 0,
     progress: Callable[[str], None] = lambda message: None,
 ) -> MaxBatch:
-    """Find the largest batch that a model can train with in a budget, with its plan.
+    """Find the largest batch with which a model can train within a budget, and plan it.
 
-    The step is captured for two small batches, from which the bytes of all others follow;
-    for the batch found and for one more, to confirm it; and again where it differs.
+    The step is captured for two small batches, from which the graphs of all others are
+    predicted; for the batch found and the next one, to confirm the prediction; and again
+    where a graph differs from its prediction.
 
     Parameters
     ----------
     make_model : callable
         Returns the model; called once.
     make_batch : callable
-        Returns the arguments of one call for a batch size, as `(args, kwargs)`.
+        Takes a batch size and returns the arguments of one call, as `(args, kwargs)`.
     budget : int or str
-        Bytes of the peak of the whole step, resident tensors included, or "8GiB", "8GB".
+        Peak of the whole step, resident tensors included: bytes, "8GiB" or "8GB".
     loss : callable, optional
         As for `trace`.
     costs : "measured" or "flops"
-        Of the plan; the search for the batch needs no times.
+        Cost model of the plan; the search for the batch needs no times.
     limit : int
-        Largest batch looked at.
-    solver, order, seed
-        As for `solve`, of the plan.
+        Largest batch size tried.
+    solver, reorder, seed
+        As for `solve`, for the plan.
     time_limit : float
-        Seconds of solving: half of them to find the batch, half for its plan.
+        Seconds for solving: half for the search for the batch, half for its plan.
     progress : callable
-        Told what goes on.
+        Called with a message at each stage.
 
     Returns
     -------
@@ -113,13 +116,13 @@ def max_batch(
     Raises
     ------
     BudgetTooSmallError
-        If no schedule of a batch of one fits, or none is known.
+        If no schedule for a batch of one fits, or none is known.
     InvalidBudgetError
-        If the budget cannot be understood, or is a percent: that of what grows with the batch.
+        If the budget cannot be understood, or is in percent.
     InvalidOptionError
-        If `make_batch` does not heed its argument, or an argument is out of its range.
+        If `make_batch` ignores the batch size, or an argument is out of range.
     CaptureError
-        As `trace`.
+        As for `trace`.
 
     Examples
     --------
@@ -134,34 +137,26 @@ def max_batch(
     True
     """
     check_options(time_limit, seed)
+    _check_options(costs, limit)
     load_solver(solver)
     budget_bytes = _read_budget(budget)
-    if costs not in get_args(Costs):
-        raise InvalidOptionError(f'costs is "measured" or "flops", not {costs!r}')
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise InvalidOptionError(f"limit is a whole number >= 1, not {limit!r}")
     steps = _Steps(make_model, make_batch, loss, progress)
     growth = Growth(steps.graph)
-    found = largest_batch(growth, budget_bytes, limit=limit, seconds=SHARE_OF_SEARCH * time_limit, reorder=reorder)
+    found = largest_batch(growth, budget_bytes, limit=limit, seconds=SEARCH_SHARE * time_limit, reorder=reorder)
+    size, next_schedule = found.size, found.next_schedule
     if found.schedule is None:
-        raise BudgetTooSmallError(_why_nothing(growth.at(1), budget_bytes, found), proven=found.bound == 0)
-    size, graph, schedule = found.size, growth.at(found.size), found.schedule
+        raise BudgetTooSmallError(_nothing_fits(growth.at(1), budget_bytes, found), proven=found.bound == 0)
+    graph, schedule = growth.at(size), found.schedule
     if costs != "flops":
         progress(f"measuring the operations of a batch of {size}")
-        timed = steps.graph(size, costs)
-        graph, schedule = timed, schedule_from_runs(timed, runs_of(graph, schedule))
+        runs = runs_of(graph, schedule)
+        graph = steps.graph(size, costs)
+        schedule = schedule_from_runs(graph, runs)
     progress(f"planning {len(graph.operations)} operations for a batch of {size}")
     problem = Problem(graph, budget_bytes, reorder, starts=(schedule,))
-    deadline = Deadline((1 - SHARE_OF_SEARCH) * time_limit)
-    with stopped_by_interrupt(deadline):
-        plan = _plan_within(problem, solver, deadline, seed)
-    return MaxBatch(
-        batch_size=size,
-        plan=plan,
-        bound=found.bound,
-        next_plan=None if found.next_schedule is None else _plan_as_is(growth.at(size + 1), found.next_schedule),
-        traced=tuple(sorted(growth.traced)),
-    )
+    plan = _plan_within(problem, solver, (1 - SEARCH_SHARE) * time_limit, seed)
+    next_plan = None if next_schedule is None else _plan_of_schedule(growth.at(size + 1), next_schedule)
+    return MaxBatch(size, plan, found.bound, next_plan, tuple(sorted(growth.traced)))
 
 
 def measured_peak(
@@ -172,7 +167,7 @@ def measured_peak(
     *,
     loss: Callable[..., Tensor] | None = None,
 ) -> int:
-    """Return the live bytes at the peak of one real step that follows a plan, resident tensors included."""
+    """Run a step that follows a plan and return its peak of live bytes, resident tensors included."""
     module = checkpointed(model, plan, args, kwargs, loss=loss)
     resident = resident_tensors(module, (args, dict(kwargs)))
     with StorageTracker(resident) as tracker:
@@ -192,76 +187,89 @@ class _Steps:
         progress: Callable[[str], None],
     ) -> None:
         if isinstance(make_model, nn.Module) or not isinstance(model := make_model(), nn.Module):
-            raise InvalidOptionError("make_model is a function that returns an nn.Module: write lambda: model")
+            raise InvalidOptionError(
+                f"make_model must be a function that returns an nn.Module, got {type(make_model).__name__}: write"
+                " lambda: model"
+            )
         self.model, self.make_batch, self.loss, self.progress = model, make_batch, loss, progress
         self.shapes: dict[int, list[Size]] = {}
 
     def graph(self, size: int, costs: Costs = "flops") -> Graph:
-        """Return the graph of a step with a batch of that size."""
+        """Return the graph of a step with a batch of a given size."""
         self.progress(f"tracing a batch of {size}")
         args, kwargs = self._batch(size)
         try:
             return trace(self.model, args, kwargs, loss=self.loss, costs=costs, workspaces=False)
         except CaptureError as error:
-            smaller = f"; if it only takes smaller batches, pass limit={size - 1}" if size > 1 else ""
-            raise CaptureError(f"the model was tried with a batch of {size}{smaller}: {error}") from error
+            smaller = f"; if the model only takes smaller batches, pass limit={size - 1}" if size > 1 else ""
+            raise CaptureError(f"tracing failed with a batch of {size}{smaller}: {error}") from error
 
     def _batch(self, size: int) -> Arguments:
-        made: object = self.make_batch(size)
-        if not isinstance(made, tuple) or list(map(type, made)) != [tuple, dict]:
+        batch: object = self.make_batch(size)
+        if not isinstance(batch, tuple) or list(map(type, batch)) != [tuple, dict]:
             raise InvalidOptionError(
-                f"make_batch({size}) returned {type(made).__name__}: return a tuple (args, kwargs)"
-                " of a tuple and a dict, the arguments of one call of the model"
+                f"make_batch({size}) must return a tuple (args, kwargs) of a tuple and a dict, the arguments of one"
+                f" call of the model, got {type(batch).__name__}"
             )
-        shapes = [tensor.shape for tensor in read_arguments(*made)[1]]
+        shapes = [tensor.shape for tensor in read_arguments(*batch)[1]]
         for other, known in self.shapes.items():
             if other != size and known == shapes:
                 raise InvalidOptionError(
                     f"make_batch({size}) and make_batch({other}) return tensors of the same shapes,"
-                    f" {[tuple(shape) for shape in shapes]}: return a batch of the size that is asked for,"
-                    " or pass the largest there is as limit"
+                    f" {[tuple(shape) for shape in shapes]}: return a batch of the given size, or pass the largest"
+                    " possible size as limit"
                 )
         self.shapes[size] = shapes
-        return made
+        return batch
+
+
+def _check_options(costs: str, limit: int) -> None:
+    if costs not in get_args(Costs):
+        raise InvalidOptionError(f'costs must be "measured" or "flops", got {costs!r}')
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise InvalidOptionError(f"limit must be an int >= 1, got {limit!r}")
 
 
 def _read_budget(budget: int | str) -> int:
     if isinstance(budget, str) and budget.strip().endswith("%"):
         raise InvalidBudgetError(
-            f'"{budget}" is a share of what the step needs, which grows with the batch: give bytes, such as "8GiB"'
+            f'budget must be in bytes, such as "8GiB", got "{budget}": a percentage is relative to the needs of the'
+            " step, which grow with the batch"
         )
     return parse_bytes(budget)
 
 
-def _why_nothing(graph: Graph, budget_bytes: int, found: LargestBatch) -> str:
-    """Say why not even a batch of one fits."""
+def _nothing_fits(graph: Graph, budget_bytes: int, found: LargestBatch) -> str:
+    """Return the message of the error that not even a batch of one fits."""
     floor = Problem(graph, budget_bytes).floor
     assert found.next_schedule is not None
     known = simulate(graph, found.next_schedule).peak_bytes
     proof = "proven: not even a batch of 1 fits" if found.bound == 0 else "no schedule is known for a batch of 1 in"
     return (
         f'{proof} {format_bytes(budget_bytes)}: "{floor.operation}" alone needs {format_bytes(floor.bytes)},'
-        f" of which {format_bytes(graph.resident_bytes)} are resident. A schedule of {format_bytes(known)} ({known}"
-        f" bytes) is known. Raise the budget to {known} bytes, or use a smaller model."
+        f" of which {format_bytes(graph.resident_bytes)} are resident. The smallest known schedule needs"
+        f" {format_bytes(known)} ({known} bytes). Raise the budget to {known} bytes, or use a smaller model."
     )
 
 
-def _plan_within(problem: Problem, solver: str, deadline: Deadline, seed: int) -> Plan:
-    """Return the plan of the fastest schedule found; at the least of the one that the problem starts from."""
+def _plan_within(problem: Problem, solver: str, seconds: float, seed: int) -> Plan:
+    """Return the plan of the fastest schedule found, at worst that of the schedule from which the problem starts."""
+    deadline = Deadline(seconds)
     started = time.monotonic()
-    proposal = propose_with_bounds(problem, solver, deadline, seed)
-    seconds = time.monotonic() - started
-    solution = grade(problem, proposal, solver=solver, seconds=seconds)
+    with stopped_by_interrupt(deadline):
+        proposal = propose_with_bounds(problem, solver, deadline, seed)
+    elapsed = time.monotonic() - started
+    solution = grade(problem, proposal, solver=solver, seconds=elapsed)
     if solution.schedule is None or simulate(problem.graph, problem.starts[0]).time < solution.time:
-        known = _proposal(problem.graph, problem.starts[0])
-        bound = proposal.bound if proposal.search_space == known.search_space else 0.0
-        known = replace(known, bound=bound, global_bound=proposal.global_bound)
-        solution = grade(problem, known, solver=solver, seconds=seconds)
+        start = _proposal(problem.graph, problem.starts[0])
+        bound = proposal.bound if proposal.search_space == start.search_space else 0.0
+        start = replace(start, bound=bound, global_bound=proposal.global_bound)
+        solution = grade(problem, start, solver=solver, seconds=elapsed)
     return Plan.of(problem.graph, solution)
 
 
-def _plan_as_is(graph: Graph, schedule: Schedule) -> Plan:
-    """Return the plan of a schedule with its own peak as the budget, and nothing proven of it."""
+def _plan_of_schedule(graph: Graph, schedule: Schedule) -> Plan:
+    """Return the plan of a schedule with its own peak as the budget and no bounds."""
     problem = Problem(graph, simulate(graph, schedule).peak_bytes)
     return Plan.of(graph, grade(problem, _proposal(graph, schedule), solver="smallest peak", seconds=0.0))
 

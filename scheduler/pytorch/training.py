@@ -1,14 +1,14 @@
-"""Real training steps with a plan and without: predicted against measured."""
+"""Run training steps with a plan and without, and compare predictions with measurements."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Literal, Unpack, cast
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from scheduler.api import SolveOptions, make_plan
 from scheduler.graph import Graph
@@ -16,9 +16,10 @@ from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
 from scheduler.problem import save_everything
 from scheduler.pytorch.checkpointing import checkpointed
+from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.layerwise.profiling import profile_layers
 from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
-from scheduler.pytorch.models.catalog import ModelCase
+from scheduler.pytorch.models.catalog import LayeredCase, ModelCase
 from scheduler.pytorch.tracing import trace
 from scheduler.simulator import Simulation, simulate
 
@@ -32,10 +33,10 @@ class Peaks:
     Attributes
     ----------
     live_bytes : int
-        Of live storages.
+        Peak of live storages.
     allocator_bytes : int or None
-        Of what the allocator gave, so with what operators take inside themselves; None for
-        a prediction without workspaces.
+        Peak of allocated memory, so with the workspaces of operators; None for a prediction
+        without workspaces.
     """
 
     live_bytes: int
@@ -44,7 +45,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What a few steps of training showed.
+    """Peaks, overheads and losses of a few training steps.
 
     Attributes
     ----------
@@ -52,12 +53,13 @@ class TrainingReport:
     predicted, measured : Peaks
         With the plan.
     baseline, eager : Peaks
-        Without: predicted of the captured step that saves everything, measured in plain
-        eager PyTorch.
+        Without a plan: predicted for the captured step that saves everything, and measured in
+        plain eager PyTorch.
     measured_flop_overhead, measured_time_overhead : float
-        With the plan over plain eager PyTorch, less 1; times are paired runs.
+        Ratio of the step with the plan to plain eager PyTorch, minus 1; times are from
+        interleaved runs.
     losses, baseline_losses : tuple of float
-        Of each step, with the plan and without.
+        The loss of each step, with the plan and without.
     """
 
     plan: Plan
@@ -96,7 +98,7 @@ def compare_training(
     budget: int | str,
     *,
     steps: int = 5,
-    costs: Literal["measured", "flops"] = "measured",
+    costs: Costs = "measured",
     granularity: Literal["operations", "layers"] = "operations",
     progress: Callable[[str], None] = lambda message: None,
     **options: Unpack[SolveOptions],
@@ -106,47 +108,38 @@ def compare_training(
     Parameters
     ----------
     case : ModelCase
-        Its module is left as it was.
+        Its module is not changed.
     budget : int or str
         As for `solve`.
     steps : int
-        Training steps of plain SGD, each on its own batch where the case can make more.
+        Training steps of plain SGD, each on its own batch if the case can make others.
     costs : "measured" or "flops"
-        Of operations; layers are always measured.
+        Cost model of operations; layers are always measured.
     granularity : "operations" or "layers"
-        Layers: the model is run layer by layer, uncaptured; see `ModelCase.layered`.
+        Layers: the model runs layer by layer without being captured; see `ModelCase.layered`.
     progress : callable
-        Told what goes on.
+        Called with a message at each stage.
     **options
         As for `solve`.
 
     Raises
     ------
     CaptureError, BudgetTooSmallError, OutOfTimeError
-        As `trace` and `make_plan` raise them.
+        As for `trace` and `make_plan`.
     """
     case = case.layered() if granularity == "layers" else case
-    plain = copy.deepcopy(case.module)
-    planned = copy.deepcopy(case.module)
-    progress(f"tracing {case.name or type(case.module).__name__}")
-    graph: Graph | Chain
-    if granularity == "layers":
-        graph = profile_layers(cast("nn.Sequential", planned), case.args, case.kwargs, loss=case.loss)
-        progress(f"planning {len(graph.layers)} layers")
-    else:
-        graph = trace(planned, case.args, case.kwargs, loss=case.loss, costs=costs)
-        progress(f"planning {len(graph.operations)} operations")
-    plan = make_plan(graph, budget, **options)
-    module = checkpointed(planned, plan, case.args, case.kwargs, loss=case.loss, granularity=granularity)
+    plain, module = copy.deepcopy(case.module), copy.deepcopy(case.module)
+    plan = make_plan(_graph_of(replace(case, module=module), costs, progress), budget, **options)
+    planned = checkpointed(module, plan, case.args, case.kwargs, loss=case.loss, granularity=granularity)
     progress(f"training {steps} steps with the plan and without")
     baseline_losses = _train(plain, case, steps, with_loss=True)
-    losses = _train(module, case, steps, with_loss=False)
+    losses = _train(planned, case, steps, with_loss=False)
     progress("measuring")
-    resident = resident_tensors(planned, (case.args, dict(case.kwargs)))
     plain_step = training_step(plain, case.args, case.kwargs, loss=case.loss)
-    eager = measure(plain_step, resident=resident_tensors(plain, (case.args, dict(case.kwargs))), repeats=1)
-    measured = measure(training_step(module, case.args, case.kwargs), resident=resident, repeats=3, baseline=plain_step)
-    # The workspaces of layers are live storages inside them; what operators take is not among them.
+    planned_step = training_step(planned, case.args, case.kwargs)
+    eager = measure(plain_step, resident=_resident(plain, case), repeats=1)
+    measured = measure(planned_step, resident=_resident(module, case), repeats=3, baseline=plain_step)
+    # In a chain, the workspace of a layer is live storages inside the layer, without those of operators.
     with_workspaces = granularity == "operations" and costs == "measured"
     return TrainingReport(
         plan=plan,
@@ -161,6 +154,22 @@ def compare_training(
     )
 
 
+def _graph_of(case: ModelCase, costs: Costs, progress: Callable[[str], None]) -> Graph | Chain:
+    """Return the graph of a case, or its chain if the case is layered."""
+    progress(f"tracing {case.name or type(case.module).__name__}")
+    if isinstance(case, LayeredCase):
+        chain = profile_layers(case.module, case.args, case.kwargs, loss=case.loss)
+        progress(f"planning {len(chain.layers)} layers")
+        return chain
+    graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs=costs)
+    progress(f"planning {len(graph.operations)} operations")
+    return graph
+
+
+def _resident(module: nn.Module, case: ModelCase) -> list[Tensor]:
+    return resident_tensors(module, (case.args, dict(case.kwargs)))
+
+
 def _predicted(simulation: Simulation, with_workspaces: bool) -> Peaks:
     if with_workspaces:
         return Peaks(simulation.live_peak_bytes, simulation.peak_bytes)
@@ -168,7 +177,7 @@ def _predicted(simulation: Simulation, with_workspaces: bool) -> Peaks:
 
 
 def _train(module: nn.Module, case: ModelCase, steps: int, *, with_loss: bool) -> tuple[float, ...]:
-    """Train by plain SGD from one random state, and return the losses."""
+    """Train with plain SGD from a fixed random state and return the losses."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE)
     losses = []

@@ -1,4 +1,4 @@
-"""The largest batch trains within its budget, one more does not fit, and bad input is refused."""
+"""The largest batch trains within its budget, one more does not fit, and invalid input is rejected."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def eager_peak(case: ModelCase) -> int:
 def test_the_batch_trains_within_the_budget_and_one_more_does_not_fit(
     factory: str, budget: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["max-batch", f"{__name__}:{factory}", "--budget", budget, "--costs", "flops", "--json", "--measure"]
-    assert main([*asked, "--time-limit", str(SECONDS)]) == 0
+    command = ["max-batch", f"{__name__}:{factory}", "--budget", budget, "--costs", "flops", "--json", "--measure"]
+    assert main([*command, "--time-limit", str(SECONDS)]) == 0
     printed = capsys.readouterr()
     answer = json.loads(printed.out)
     size, budget_bytes = answer["batch_size"], int(budget[0]) * 2**20
@@ -106,37 +106,39 @@ def test_a_model_is_left_as_it_was() -> None:
     assert all(map(torch.equal, before, model.parameters()))
 
 
-def test_the_plan_that_is_written_trains_the_batch_as_the_plain_model(
+def test_the_plan_file_trains_the_batch_like_the_plain_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan_file = str(tmp_path / "plan.json")
-    asked = ["max-batch", f"{__name__}:squares_case", "--budget", "16KiB", "--time-limit", "1", "-o", plan_file]
-    assert main(asked) == 0
+    command = ["max-batch", f"{__name__}:squares_case", "--budget", "16KiB", "--time-limit", "1", "-o", plan_file]
+    assert main(command) == 0
     printed = capsys.readouterr().out.split()
     case = squares_case(int(printed[printed.index("batch_size") + 1]))
     check_like_autograd(case.module, lambda graph: Plan.load(plan_file).schedule, (case.args, {}))
 
 
-def test_times_of_the_plan_are_measured_if_asked_for() -> None:
+def test_times_of_the_plan_are_measured_on_request() -> None:
     found = find(costs="measured")
     assert found.plan.graph.time_unit == "s"
     assert found.plan.peak_bytes <= 16384
     assert measured_peak(Squares(), found.plan, *rows(found.batch_size)) == found.plan.peak_bytes
 
 
-def test_the_search_ends_at_the_limit_and_says_that_nothing_is_proven() -> None:
+def test_the_search_ends_at_the_limit_and_claims_no_proof() -> None:
     found = find(limit=5)
     assert (found.batch_size, found.bound, found.next_plan, found.one_more) == (5, None, None, "not looked at")
     assert found.traced == (2, 3, 5)
 
 
-def test_a_model_that_takes_no_larger_batch_is_told_apart_from_one_that_does_not_fit() -> None:
-    with pytest.raises(CaptureError, match=r"batch of \d+; if it only takes smaller batches, pass limit=.*at most 8"):
+def test_a_model_that_takes_no_larger_batch_is_distinguished_from_one_that_does_not_fit() -> None:
+    with pytest.raises(
+        CaptureError, match=r"batch of \d+; if the model only takes smaller batches, pass limit=.*at most 8"
+    ):
         find(make_model=lambda: Squares(most=8))
     assert find(make_model=lambda: Squares(most=8), limit=8).batch_size == 8
 
 
-def test_a_budget_that_fits_no_batch_is_refused_with_what_one_needs() -> None:
+def test_a_budget_that_fits_no_batch_is_rejected_with_the_needs_of_one() -> None:
     with pytest.raises(BudgetTooSmallError, match="proven: not even a batch of 1 fits 500 B") as caught:
         find(500)
     assert caught.value.proven
@@ -146,22 +148,26 @@ def test_a_budget_that_fits_no_batch_is_refused_with_what_one_needs() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"budget": "60%"}, InvalidBudgetError, "grows with the batch: give bytes"),
+        ({"budget": "60%"}, InvalidBudgetError, 'must be in bytes, such as "8GiB", got "60%": .* grow with the batch'),
         ({"budget": "8G"}, InvalidBudgetError, 'write "8GiB"'),
         ({"budget": -1}, InvalidBudgetError, "negative"),
         ({"make_batch": lambda size: rows(4)}, InvalidOptionError, r"make_batch\(3\) and make_batch\(2\) .*\(4, 8\)"),
         ({"make_batch": lambda size: rows(min(size, 9))}, InvalidOptionError, "of the same shapes"),
-        ({"make_batch": lambda size: torch.ones(size, 8)}, InvalidOptionError, r"returned Tensor: .*\(args, kwargs\)"),
+        (
+            {"make_batch": lambda size: torch.ones(size, 8)},
+            InvalidOptionError,
+            r"return a tuple \(args, kwargs\) .*got Tensor",
+        ),
         ({"make_batch": lambda size: (torch.ones(size, 8),)}, InvalidOptionError, r"\(args, kwargs\)"),
         ({"make_model": Squares()}, InvalidOptionError, "write lambda: model"),
-        ({"make_model": lambda: None}, InvalidOptionError, "returns an nn.Module"),
-        ({"limit": 0}, InvalidOptionError, "limit is a whole number >= 1"),
+        ({"make_model": lambda: None}, InvalidOptionError, "returns an nn.Module, got function"),
+        ({"limit": 0}, InvalidOptionError, "limit must be an int >= 1, got 0"),
         ({"costs": "guess"}, InvalidOptionError, '"measured" or "flops"'),
         ({"time_limit": 0}, InvalidOptionError, "time_limit"),
         ({"reorder": "none"}, InvalidOptionError, "reorder"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_rejected(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         find(**options)
 
@@ -170,6 +176,6 @@ def fixed_case() -> ModelCase:
     return small_gpt2()
 
 
-def test_a_factory_that_takes_no_batch_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_factory_that_takes_no_batch_size_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["max-batch", f"{__name__}:fixed_case", "--budget", "1MiB"]) == 2
     assert "batch_size" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Model cases of random weights and random batches, both from a seed."""
+"""Model cases with random weights and random batches, both from a seed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def random_case(
     make_batch: Callable[[int], Arguments],
     loss: Callable[..., Tensor] | None = None,
 ) -> ModelCase:
-    """Return a case of a module whose weights come from a seed, with its first batch.
+    """Return a case with a module whose weights come from a seed, and its first batch.
 
-    The global random state stays as it was.
+    The global random state is not changed.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -29,7 +29,7 @@ def random_case(
 
 
 def image_batches(batch_size: int, size: int, classes: int, *, per_pixel: bool = False) -> Callable[[int], Arguments]:
-    """Return what makes images, shape (batch_size, 3, size, size), with a class for each image or pixel."""
+    """Return a function from a seed to images (batch_size, 3, size, size) with a class for each image or pixel."""
     labeled = (batch_size, size, size) if per_pixel else (batch_size,)
 
     def make(seed: int) -> Arguments:
@@ -41,7 +41,7 @@ def image_batches(batch_size: int, size: int, classes: int, *, per_pixel: bool =
 
 
 def token_batches(batch_size: int, length: int, vocabulary: int) -> Callable[[int], Arguments]:
-    """Return what makes tokens, shape (batch_size, length), with the sequences to predict."""
+    """Return a function from a seed to tokens (batch_size, length) with the tokens to predict."""
 
     def make(seed: int) -> Arguments:
         generator = torch.Generator().manual_seed(seed)

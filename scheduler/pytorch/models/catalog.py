@@ -1,7 +1,8 @@
 """Named models to plan, train and measure: real architectures with random weights.
 
-Sizes are chosen so that activations, not parameters, take most of the memory and one step
-takes seconds on two CPU cores. Every factory takes `seed` (weights) and `batch_size`.
+Their default sizes are such that activations, not parameters, take most of the memory and
+that a step takes seconds on two CPU cores. Every factory takes `seed` (for the weights) and
+`batch_size`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from scheduler.errors import UnknownModelError
+from scheduler.errors import InvalidOptionError, UnknownModelError
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 """Positional and keyword arguments of one call."""
@@ -22,17 +23,17 @@ Arguments = tuple[tuple[object, ...], dict[str, object]]
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A module with a batch for it and the loss of its outputs.
+    """A module with a batch for it and the loss on its outputs.
 
     Parameters
     ----------
     module : nn.Module
     args, kwargs
-        One batch: the arguments of `module`.
+        A batch: the arguments of `module`.
     loss : callable, optional
-        Makes the scalar loss of the module's outputs; None if the module returns the loss.
+        Computes the scalar loss from the module's outputs; None if the module returns it.
     make_batch : callable, optional
-        Makes another batch of the same shapes from a seed.
+        Returns another batch of the same shapes from a seed.
     name : str
     """
 
@@ -48,54 +49,57 @@ class ModelCase:
 
         Raises
         ------
-        UnknownModelError
-            If the case does not say how to make one.
+        InvalidOptionError
+            If the case has no `make_batch`.
         """
         if self.make_batch is None:
-            raise UnknownModelError(f'the model case "{self.name}" has one batch only: give ModelCase a make_batch')
+            raise InvalidOptionError(f'the model case "{self.name}" has only one batch: give ModelCase a make_batch')
         return self.make_batch(seed)
 
-    def layered(self) -> ModelCase:
+    def layered(self) -> LayeredCase:
         """Return the case with its model as an `nn.Sequential` of the same modules.
 
-        What the model takes as several arguments, the sequence takes as one tuple.
+        If the model takes several arguments, the sequence takes them as one tuple.
 
         Raises
         ------
-        UnknownModelError
-            If the model is no `nn.Sequential` and has no method `layers` that returns its
-            layers, the first taking that tuple; or if it takes keyword arguments.
+        InvalidOptionError
+            If the model is not an `nn.Sequential` and has no method `layers` that returns its
+            layers, the first of which takes that tuple; or if it takes keyword arguments.
         """
         if isinstance(self.module, nn.Sequential):
-            return self
+            return LayeredCase(self.module, self.args, self.kwargs, self.loss, self.make_batch, self.name)
         layers = getattr(self.module, "layers", None)
         if not callable(layers) or self.kwargs:
-            raise UnknownModelError(
+            raise InvalidOptionError(
                 f'"{self.name or type(self.module).__name__}" is not a sequence of layers: plan its operations,'
-                " give an nn.Sequential, or give the module a method layers() that returns a list of modules"
+                " pass an nn.Sequential, or give the module a method layers() that returns a list of modules"
             )
         module = nn.Sequential(*cast("Iterable[nn.Module]", layers())).train(self.module.training)
-        return replace(self, module=module, args=(self.args,), make_batch=self.make_batch and self._one_argument)
-
-    @property
-    def sequential(self) -> nn.Sequential:
-        """The module of a case made by `layered`."""
-        return cast("nn.Sequential", self.module)
+        make_batch = self.make_batch and self._one_argument
+        return LayeredCase(module, (self.args,), loss=self.loss, make_batch=make_batch, name=self.name)
 
     def _one_argument(self, seed: int) -> Arguments:
         args, kwargs = self.batch(seed)
         return (args,), kwargs
 
 
+@dataclass(frozen=True)
+class LayeredCase(ModelCase):
+    """A model case whose module is a sequence of layers; returned by `ModelCase.layered`."""
+
+    module: nn.Sequential
+
+
 _OWN = {name: f"scheduler.pytorch.models.networks:{name}" for name in ("gpt2", "resnet50", "unet", "convnet")}
 _TRANSFORMERS = {
     f"hf-{name}": f"scheduler.pytorch.models.hf_networks:{name}" for name in ("gpt2", "vit", "bert", "llama", "t5")
 }
-"""Paths of the factories by name: imported when asked for, as they need `ModelCase`, and some transformers."""
+"""The paths of the factories by name. They are imported on use: they need `ModelCase`, and some need transformers."""
 
 
 def model_names() -> tuple[str, ...]:
-    """Return the names that `make_model` knows here; those of transformers only where it is installed."""
+    """Return the names that `make_model` knows, with the models of transformers if it is installed."""
     names = tuple(_OWN)
     if importlib.util.find_spec("transformers") is not None:
         names += tuple(_TRANSFORMERS)
@@ -103,7 +107,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def make_model(name: str, **options: object) -> ModelCase:
-    """Return a named model, or what a factory `package.module:factory` makes.
+    """Return a named model, or the model of a factory `package.module:factory`.
 
     Parameters
     ----------
@@ -111,13 +115,14 @@ def make_model(name: str, **options: object) -> ModelCase:
         One of `model_names()`, or the path of a callable that returns a `ModelCase` or a
         tuple `(module, args)`, `(module, args, kwargs)` or `(module, args, kwargs, loss)`.
     **options
-        Passed to the factory: for the named models `seed`, `batch_size` and their sizes.
+        Passed to the factory; the named models take `seed`, `batch_size` and their sizes.
 
     Raises
     ------
     UnknownModelError
-        If there is no such model or factory, or the factory refuses the options or returns
-        something else.
+        If there is no such model or factory.
+    InvalidOptionError
+        If the factory does not take the options or does not return a model.
 
     Examples
     --------
@@ -129,15 +134,15 @@ def make_model(name: str, **options: object) -> ModelCase:
         extra = ' (transformers is not installed: pip install "checkpoint-scheduler[models]")'
         missing = extra if name in _TRANSFORMERS else ""
         raise UnknownModelError(
-            f'no model is called "{name}"{missing}: the names are {", ".join(model_names())};'
-            " or write package.module:factory"
+            f'there is no model "{name}"{missing}: the names are {", ".join(model_names())};'
+            " or pass the path of a factory, package.module:factory"
         )
     factory = _import_factory({**_OWN, **_TRANSFORMERS}.get(name, name))
     try:
-        made = factory(**options)
+        result = factory(**options)
     except TypeError as error:
-        raise UnknownModelError(f'the factory of "{name}" cannot be called with {options}: {error}') from error
-    return _as_case(made, name)
+        raise InvalidOptionError(f'the factory of "{name}" cannot be called with {options}: {error}') from error
+    return _as_case(result, name)
 
 
 def _import_factory(path: str) -> Callable[..., object]:
@@ -149,18 +154,18 @@ def _import_factory(path: str) -> Callable[..., object]:
     except (ImportError, AttributeError, ValueError) as error:
         raise UnknownModelError(f'cannot find the model factory "{path}": {error}') from error
     if not callable(found):
-        raise UnknownModelError(f'"{path}" is not callable: name a function that returns a ModelCase')
+        raise UnknownModelError(f'"{path}" is not callable: give the path of a function that returns a ModelCase')
     return found
 
 
-def _as_case(made: object, name: str) -> ModelCase:
-    if isinstance(made, ModelCase):
-        return made
-    parts: tuple[Any, ...] = made if isinstance(made, tuple) else (made,)
+def _as_case(result: object, name: str) -> ModelCase:
+    if isinstance(result, ModelCase):
+        return result
+    parts: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)
     if not 2 <= len(parts) <= 4 or not isinstance(parts[0], nn.Module):
-        raise UnknownModelError(
-            f'the factory of "{name}" returned {type(made).__name__}: return a ModelCase or'
-            " (module, args), (module, args, kwargs) or (module, args, kwargs, loss)"
+        raise InvalidOptionError(
+            f'the factory of "{name}" must return a ModelCase or (module, args), (module, args, kwargs) or'
+            f" (module, args, kwargs, loss), got {type(result).__name__}"
         )
     module, args, kwargs, loss = parts + (None,) * (4 - len(parts))
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)

@@ -1,4 +1,4 @@
-"""Networks of the package transformers, built from their configurations with random weights."""
+"""Networks from transformers, built from configurations with random weights."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _language_case(
 
 
 def _named(make_batch: Callable[[int], Arguments], inputs: str) -> Callable[[int], Arguments]:
-    """Return what passes the inputs by that name, and the targets as labels."""
+    """Return a function from a seed to a batch with the inputs under a given name and the targets as labels."""
 
     def make(seed: int) -> Arguments:
         (values, targets), _ = make_batch(seed)
@@ -154,5 +154,5 @@ def _named(make_batch: Callable[[int], Arguments], inputs: str) -> Callable[[int
 
 
 def _output_loss(outputs: object) -> Tensor:
-    """Return the loss that a transformers model put into its outputs."""
+    """Return the loss in the outputs of a transformers model."""
     return cast("Tensor", outputs.loss)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The project's own networks, with random weights and random batches."""
+"""The networks of this package, with random weights and random batches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from scheduler.pytorch.models.batches import image_batches, random_case, token_b
 from scheduler.pytorch.models.catalog import ModelCase
 
 
-class _Beside(nn.Module):
-    """A layer that passes the targets on beside its own output."""
+class _WithTargets(nn.Module):
+    """A layer that returns its output together with the targets that it was given."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class _Beside(nn.Module):
 
 
 class _Last(nn.Module):
-    """The last layer of a model: makes the loss."""
+    """The last layer of a model; returns the loss."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class ConvNet(nn.Module):
         return F.cross_entropy(self.classifier(self.features(images).flatten(1)), classes)
 
     def layers(self) -> list[nn.Module]:
-        """Return the layers that the forward calls in turn."""
-        return [*map(_Beside, self.features), _Last(nn.Sequential(nn.Flatten(), self.classifier))]
+        """Return the layers in the order in which the forward calls them."""
+        return [*map(_WithTargets, self.features), _Last(nn.Sequential(nn.Flatten(), self.classifier))]
 
 
 def convnet(*, seed: int = 0, batch_size: int = 32, width: int = 32, depth: int = 6, size: int = 32) -> ModelCase:
@@ -138,9 +138,9 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def layers(self) -> list[nn.Module]:
-        """Return the layers that the forward calls in turn."""
+        """Return the layers in the order in which the forward calls them."""
         head = nn.Sequential(self.norm, self.head)
-        return [_Beside(self.embedding), *map(_Beside, self.blocks), _Last(head)]
+        return [_WithTargets(self.embedding), *map(_WithTargets, self.blocks), _Last(head)]
 
 
 def gpt2(
@@ -213,9 +213,9 @@ class ResNet50(nn.Module):
         return F.cross_entropy(self.classifier(pooled), classes)
 
     def layers(self) -> list[nn.Module]:
-        """Return the layers that the forward calls in turn."""
+        """Return the layers in the order in which the forward calls them."""
         head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), self.classifier)
-        return [*map(_Beside, self.features), _Last(head)]
+        return [*map(_WithTargets, self.features), _Last(head)]
 
 
 def resnet50(*, seed: int = 0, batch_size: int = 16, width: int = 64, size: int = 128, classes: int = 100) -> ModelCase:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from scheduler.errors import UnknownModelError
+from scheduler.errors import InvalidOptionError, UnknownModelError
 from scheduler.pytorch import checkpointed
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, training_step
 from scheduler.pytorch.models.catalog import ModelCase, make_model, model_names
@@ -14,7 +14,7 @@ from tests.support.pytorch.small_models import SMALL, TOLERANCE
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 @pytest.mark.parametrize("name", SMALL)
-def test_a_model_trains_as_under_autograd_in_the_predicted_memory(name, schedule):
+def test_a_model_trains_like_autograd_in_the_predicted_memory(name, schedule):
     if name not in model_names():
         pytest.skip("transformers is not installed")
     case = make_model(name, **SMALL[name])
@@ -51,8 +51,8 @@ def test_the_layers_of_a_model_are_the_model(name):
     assert all(map(torch.equal, *gradients))
 
 
-def test_a_model_that_is_no_sequence_of_layers_says_so():
-    with pytest.raises(UnknownModelError, match=r'"unet" is not a sequence of layers.*plan its operations'):
+def test_a_model_that_is_not_a_sequence_of_layers_is_rejected():
+    with pytest.raises(InvalidOptionError, match=r'"unet" is not a sequence of layers.*plan its operations'):
         make_model("unet", **SMALL["unet"]).layered()
 
 
@@ -74,7 +74,7 @@ def test_batches_differ_by_seed_and_weights_by_the_models_seed():
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_making_a_model_draws_nothing_from_the_global_generator():
+def test_making_a_model_does_not_draw_from_the_global_generator():
     state = torch.get_rng_state()
     make_model("convnet", batch_size=2, width=4, depth=2, size=8)
     assert torch.equal(torch.get_rng_state(), state)
@@ -88,7 +88,7 @@ def make_tuple() -> tuple[nn.Module, tuple[object, ...], None, object]:
     return nn.Linear(3, 1), (torch.ones(2, 3),), None, torch.sum
 
 
-def make_nothing() -> None:
+def make_none() -> None:
     return None
 
 
@@ -105,19 +105,23 @@ def test_a_factory_is_found_by_its_path():
         ("no_such_package:make", "cannot find"),
         (f"{__name__}:missing", "cannot find"),
         (f"{__name__}:SMALL", "not callable"),
-        (f"{__name__}:make_nothing", "returned NoneType"),
     ],
 )
-def test_an_unknown_model_is_refused_with_what_is_known(name, message):
+def test_an_unknown_model_is_rejected_with_the_known_names(name, message):
     with pytest.raises(UnknownModelError, match=message):
         make_model(name)
 
 
-def test_options_that_a_factory_does_not_take_are_refused():
-    with pytest.raises(UnknownModelError, match="color"):
+def test_a_factory_that_returns_no_model_is_rejected():
+    with pytest.raises(InvalidOptionError, match=r"must return a ModelCase or \(module, args\).*got NoneType"):
+        make_model(f"{__name__}:make_none")
+
+
+def test_options_that_a_factory_does_not_take_are_rejected():
+    with pytest.raises(InvalidOptionError, match="color"):
         make_model("convnet", color="red")
 
 
-def test_a_case_without_another_batch_says_so():
-    with pytest.raises(UnknownModelError, match="one batch only"):
+def test_a_case_without_other_batches_raises_an_error_when_asked_for_one():
+    with pytest.raises(InvalidOptionError, match="only one batch"):
         make_linear().batch(1)
