@@ -19,8 +19,8 @@ from torch._ops import OpOverload
 from torch.fx.node import Argument
 from torch.utils._pytree import tree_leaves
 
-from scheduler.pytorch.capture.inplace import REUSING
 from scheduler.pytorch.capture.instructions import Call
+from scheduler.pytorch.capture.lowering.inplace import REUSING
 from scheduler.pytorch.capture.operators import IN_PLACE, is_collective, nodes_in, storage_key
 from scheduler.pytorch.measurement.allocator import allocator_peaks
 from scheduler.pytorch.measurement.memory import now, storage_bytes, storage_sizes

@@ -27,8 +27,8 @@ from scheduler.pytorch.capture.instructions import (
     Tangents,
     Update,
 )
-from scheduler.pytorch.capture.lowering import default_generator
 from scheduler.pytorch.capture.operators import aten
+from scheduler.pytorch.measurement.rng import default_generator
 
 
 class Scope:

@@ -1,4 +1,4 @@
-"""The state of the global random generators, kept and put back."""
+"""The global random generators and their state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 Generators = list[tuple[torch.Generator, Tensor]]
-"""Each global generator in use with a state of it."""
+"""Each global generator in use, with a state of it."""
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that random operators on this device draw from."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
 
 
 def save_generators() -> Generators:
@@ -21,7 +28,7 @@ def save_generators() -> Generators:
 
 
 def restore_generators(states: Generators) -> None:
-    """Put back what `save_generators` returned."""
+    """Restore the states that `save_generators` returned."""
     for generator, state in states:
         generator.set_state(state)
 

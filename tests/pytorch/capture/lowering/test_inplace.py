@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scheduler.pytorch.capture.captured_step import Capture
-from scheduler.pytorch.capture.inplace import OVER_FIRST, OVER_FIRST_ON_CPU
+from scheduler.pytorch.capture.lowering.inplace import OVER_FIRST, OVER_FIRST_ON_CPU
 from scheduler.pytorch.capture.operators import aten
 from scheduler.pytorch.execute.runner import build
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, training_step
