@@ -1,4 +1,4 @@
-"""Byte counts as text: parsed once, at the front door."""
+"""Byte counts and percentages as text. Input is parsed once, at the public entry points."""
 
 from __future__ import annotations
 
@@ -54,27 +54,27 @@ def parse_bytes(value: int | str) -> int:
         number, unit = split_quantity(value)
         if unit == "":
             if number.denominator != 1:
-                raise InvalidBudgetError(f'"{value}" has no unit: write "{value}GiB" or whole bytes')
+                raise InvalidBudgetError(f'"{value}" has no unit: write "{value}GiB", or an integer for bytes')
             return int(number)
         scale = _UNITS.get(unit.lower())
         if scale is None:
             raise InvalidBudgetError(_unknown_unit(value, unit))
         return math.floor(number * scale)
     if isinstance(value, bool):
-        raise InvalidBudgetError(f"a byte count is an int or text, not {value!r}")
+        raise InvalidBudgetError(f"a byte count must be an int or text, got {value!r}")
     try:
         count = operator.index(value)
     except TypeError:
         raise InvalidBudgetError(
-            f'a byte count is an int or text such as "8GiB", not {type(value).__name__} {value!r}'
+            f'a byte count must be an int or text such as "8GiB", got {type(value).__name__} {value!r}'
         ) from None
     if count < 0:
-        raise InvalidBudgetError(f"a byte count cannot be negative: {count}")
+        raise InvalidBudgetError(f"a byte count must be >= 0, got {count}")
     return count
 
 
 def split_quantity(text: str) -> tuple[Fraction, str]:
-    """Return number and unit of text such as "8GiB" or "60%".
+    """Return the number and the unit of text such as "8GiB" or "60%".
 
     Raises
     ------
@@ -101,9 +101,45 @@ def format_bytes(count: int) -> str:
     '17 B'
     """
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count / scale >= 0.999995:  # what would read 1024.00 of the smaller unit
+        if count / scale >= 0.999995:  # would be rounded to 1024.00 of the smaller unit
             return f"{count / scale:.2f} {unit}"
     return f"{count} B"
+
+
+def format_percent(share: float, digits: int = 2) -> str:
+    """Return a share in percent; "-" if it is not finite.
+
+    Examples
+    --------
+    >>> format_percent(0.0486)
+    '4.86%'
+    >>> format_percent(float("inf"))
+    '-'
+    """
+    return f"{share:.{digits}%}" if math.isfinite(share) else "-"
+
+
+def format_peak(count: int, resident_bytes: int, baseline_peak_bytes: int) -> str:
+    """Return a peak or a budget in bytes and in percent.
+
+    Parameters
+    ----------
+    count : int
+        Bytes of the peak of a whole step, resident tensors included.
+    resident_bytes : int
+    baseline_peak_bytes : int
+        Peak of the save-everything schedule. The percentage is of the bytes that it adds to
+        the resident bytes, as in a budget such as "60%"; it is left out where it adds none.
+
+    Examples
+    --------
+    >>> format_peak(130, 100, 150)
+    '130 B (60.0%)'
+    """
+    added = baseline_peak_bytes - resident_bytes
+    if added <= 0:
+        return format_bytes(count)
+    return f"{format_bytes(count)} ({format_percent((count - resident_bytes) / added, 1)})"
 
 
 def _unknown_unit(text: str, unit: str) -> str:

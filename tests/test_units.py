@@ -1,4 +1,4 @@
-"""Byte counts are read exactly, and doubtful ones are refused."""
+"""Byte counts are read exactly, and ambiguous ones are rejected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.errors import InvalidBudgetError
-from scheduler.units import format_bytes, parse_bytes, split_quantity
+from scheduler.units import format_bytes, format_peak, format_percent, parse_bytes, split_quantity
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_large_decimals_are_exact() -> None:
 
 
 @given(st.integers(0, 2**70))
-def test_whole_bytes_are_kept(count: int) -> None:
+def test_integers_are_kept(count: int) -> None:
     assert parse_bytes(count) == parse_bytes(str(count)) == count
 
 
@@ -61,48 +61,48 @@ def test_numpy_integers_become_ints() -> None:
 
 
 @pytest.mark.parametrize("letter", ["K", "M", "G", "T", "k", "g"])
-def test_a_bare_letter_is_refused_with_both_readings(letter: str) -> None:
-    with pytest.raises(InvalidBudgetError, match="could mean two things") as refused:
+def test_a_bare_letter_is_rejected_with_both_readings(letter: str) -> None:
+    with pytest.raises(InvalidBudgetError, match="could mean two things") as rejected:
         parse_bytes(f"8{letter}")
-    assert f'"8{letter.upper()}iB"' in str(refused.value)
-    assert f'"8{"k" if letter in "Kk" else letter.upper()}B"' in str(refused.value)
+    assert f'"8{letter.upper()}iB"' in str(rejected.value)
+    assert f'"8{"k" if letter in "Kk" else letter.upper()}B"' in str(rejected.value)
 
 
 def test_the_readings_of_a_bare_letter_are_right() -> None:
-    with pytest.raises(InvalidBudgetError) as refused:
+    with pytest.raises(InvalidBudgetError) as rejected:
         parse_bytes("8G")
-    assert str(refused.value) == ('"8G" could mean two things: write "8GiB" (2^30 bytes each) or "8GB" (10^9)')
+    assert str(rejected.value) == ('"8G" could mean two things: write "8GiB" (2^30 bytes each) or "8GB" (10^9)')
 
 
 @pytest.mark.parametrize(
     "text", ["-8GiB", "-1", "nan", "inf", "NaNGiB", "1e9", "", " ", "GiB", "8,5GiB", "8 G i B", "٣B"]
 )
-def test_text_that_is_no_number_is_refused(text: str) -> None:
+def test_text_that_is_not_a_number_is_rejected(text: str) -> None:
     with pytest.raises(InvalidBudgetError):
         parse_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["8XB", "8PiB", "60%", "8bytes"])
-def test_an_unknown_unit_is_refused(text: str) -> None:
+def test_an_unknown_unit_is_rejected(text: str) -> None:
     with pytest.raises(InvalidBudgetError, match="unknown unit"):
         parse_bytes(text)
 
 
-def test_a_fraction_without_a_unit_is_refused() -> None:
+def test_a_fraction_without_a_unit_is_rejected() -> None:
     with pytest.raises(InvalidBudgetError, match="no unit"):
         parse_bytes("8.5")
 
 
 @pytest.mark.parametrize("value", [-1, True, False, np.True_, 8.0, 8.5, math.nan, math.inf, None, b"8GiB", [8]])
-def test_what_is_no_byte_count_is_refused(value: object) -> None:
+def test_anything_but_a_byte_count_is_rejected(value: object) -> None:
     with pytest.raises(InvalidBudgetError):
         parse_bytes(value)
 
 
-def test_text_too_long_to_be_a_number_is_refused_and_cut() -> None:
-    with pytest.raises(InvalidBudgetError) as refused:
+def test_text_too_long_to_be_a_number_is_rejected_and_cut() -> None:
+    with pytest.raises(InvalidBudgetError) as rejected:
         parse_bytes("9" * 10**6)
-    assert len(str(refused.value)) < 200
+    assert len(str(rejected.value)) < 200
 
 
 def test_a_quantity_is_split_into_an_exact_number_and_its_unit() -> None:
@@ -125,3 +125,15 @@ def test_a_quantity_is_split_into_an_exact_number_and_its_unit() -> None:
 )
 def test_bytes_are_written_in_the_largest_binary_unit(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+def test_percentages_are_rounded_and_infinity_is_a_dash() -> None:
+    assert format_percent(0.04864) == "4.86%"
+    assert format_percent(0.04864, 1) == "4.9%"
+    assert format_percent(math.inf) == "-"
+
+
+def test_a_peak_is_shown_in_percent_of_what_is_added_to_the_resident_bytes() -> None:
+    # 24 bytes of the 80 that the save-everything step adds to 16.
+    assert format_peak(40, 16, 96) == "40 B (30.0%)"
+    assert format_peak(16, 16, 16) == "16 B"
