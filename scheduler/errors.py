@@ -1,23 +1,23 @@
-"""Every error that the package raises on purpose.
+"""The errors that the package raises on purpose.
 
 SchedulerError
-├── InvalidGraphError        a tensor, operation, graph, layer or chain that contradicts itself
-├── GraphFormatError         a graph file that cannot be read
-├── InvalidScheduleError     a schedule that breaks a rule of the judge
-├── InvalidBudgetError       a budget or byte count that cannot be understood
-├── InvalidOptionError       a parameter outside its range
-├── UnsuitableProblemError   a solver asked for a problem of a kind that it does not solve
-├── UnknownSolverError       a solver name that is not registered
-├── UnknownModelError        a model name or factory that cannot be found
-├── BudgetTooSmallError      no schedule fits, or none is known
+├── InvalidGraphError        a tensor, operation, graph, layer or chain contradicts itself
+├── GraphFormatError         a graph file cannot be read
+├── InvalidScheduleError     a schedule breaks a rule of the simulator
+├── InvalidBudgetError       a budget or byte count cannot be understood
+├── InvalidOptionError       an argument is outside its range, or unsuitable for the model
+├── UnsuitableProblemError   the solver does not solve problems of this kind
+├── UnknownSolverError       no solver has this name
+├── UnknownModelError        no model or model factory has this name
+├── BudgetTooSmallError      no schedule fits the budget, or none is known
 ├── OutOfTimeError           the time limit passed without an answer
-├── PlanError                a plan that cannot be used
-│   ├── PlanFormatError      not a plan file, or of an unknown version
-│   ├── PlanClaimError       a claim in the plan is untrue
-│   └── PlanMismatchError    the plan belongs to another graph
-├── CaptureError             a module that cannot be captured as a graph
-├── ExecutionError           a planned module called in a way that its plan does not cover
-└── MissingExtraError        an optional dependency that is not installed
+├── PlanError                a plan cannot be used
+│   ├── PlanFormatError      a file is not a plan, or has an unknown version
+│   ├── PlanClaimError       a claim in a plan is untrue
+│   └── PlanMismatchError    a plan belongs to another graph
+├── CaptureError             a module cannot be captured as a graph
+├── ExecutionError           a planned module is called in a way that its plan does not cover
+└── MissingExtraError        an optional dependency is not installed
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class GraphFormatError(SchedulerError, ValueError):
 
 
 class InvalidScheduleError(SchedulerError, ValueError):
-    """A schedule breaks a rule of the judge.
+    """A schedule breaks a rule of the simulator.
 
     Attributes
     ----------
     index : int
-        Position of the action that breaks the rule; the schedule's length when it is only
-        at the end that something is missing.
+        Position of the action that breaks the rule, or the length of the schedule if
+        something is missing at the end.
     reason : str
-        The rule, and what broke it.
+        The rule and how it was broken.
     """
 
     def __init__(self, index: int, reason: str) -> None:
@@ -61,19 +61,19 @@ class InvalidBudgetError(SchedulerError, ValueError):
 
 
 class InvalidOptionError(SchedulerError, ValueError):
-    """A parameter is outside its range."""
+    """An argument is outside its range, or unsuitable for the model."""
 
 
 class UnsuitableProblemError(SchedulerError, ValueError):
-    """A solver was asked for a problem of a kind that it does not solve."""
+    """The solver does not solve problems of this kind."""
 
 
 class UnknownSolverError(SchedulerError, ValueError):
-    """A solver name is not registered."""
+    """No solver has this name."""
 
 
 class UnknownModelError(SchedulerError, ValueError):
-    """A model name or factory cannot be found."""
+    """No model or model factory has this name."""
 
 
 class BudgetTooSmallError(SchedulerError):
@@ -82,7 +82,7 @@ class BudgetTooSmallError(SchedulerError):
     Attributes
     ----------
     proven : bool
-        True if no schedule can fit; False if none was found.
+        True if it is proven that no schedule fits, False if none was found.
     """
 
     def __init__(self, message: str, *, proven: bool = False) -> None:
@@ -99,7 +99,7 @@ class PlanError(SchedulerError, ValueError):
 
 
 class PlanFormatError(PlanError):
-    """Not a plan file, or a plan of an unknown version."""
+    """A file is not a plan, or has an unknown version."""
 
 
 class PlanClaimError(PlanError):
@@ -115,7 +115,7 @@ class CaptureError(SchedulerError, RuntimeError):
 
 
 class ExecutionError(SchedulerError, RuntimeError):
-    """A planned module was called in a way that its plan does not cover."""
+    """A planned module is called in a way that its plan does not cover."""
 
 
 class MissingExtraError(SchedulerError, ImportError):
