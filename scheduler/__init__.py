@@ -1,45 +1,99 @@
-"""Optimal activation-checkpointing schedules: solve them, prove them, write them down, train with them."""
+"""Optimal activation-checkpointing schedules: find them, prove them, save them as plans, and train with them."""
 
 try:
     from scheduler import zoo
-    from scheduler.api import make_plan, minimum_budget, solve
+    from scheduler.api import SmallestPeak, make_plan, minimum_budget, solve
     from scheduler.comparisons.sweep import compare
-    from scheduler.comparisons.table import Comparison
-    from scheduler.errors import SchedulerError
+    from scheduler.comparisons.table import Comparison, Row
+    from scheduler.errors import (
+        BudgetTooSmallError,
+        CaptureError,
+        ExecutionError,
+        GraphFormatError,
+        InvalidBudgetError,
+        InvalidGraphError,
+        InvalidOptionError,
+        InvalidScheduleError,
+        MissingExtraError,
+        OutOfTimeError,
+        PlanClaimError,
+        PlanError,
+        PlanFormatError,
+        PlanMismatchError,
+        SchedulerError,
+        UnknownModelError,
+        UnknownSolverError,
+        UnsuitableProblemError,
+    )
     from scheduler.graph import Graph, Operation, Tensor
-    from scheduler.graph.chain import Chain, Layer
+    from scheduler.graph.chain import Chain, Layer, Mode
     from scheduler.graph.formats import read_graph, write_graph
     from scheduler.plan import Plan
     from scheduler.planning.frontiers import Frontier, frontier
     from scheduler.planning.pipeline import PipelineStagePlan, plan_pipeline
+    from scheduler.problem import Problem
     from scheduler.schedule import Compute, Free, Schedule
     from scheduler.simulator import Simulation, simulate
-    from scheduler.solution import Solution, Status
+    from scheduler.solution import Proposal, Solution, Status
+    from scheduler.solvers.deadline import Deadline
     from scheduler.solvers.registry import solver_names
     from scheduler.solvers.revolve.solver import revolve_actions
 except ModuleNotFoundError as error:
-    # The package can be imported all the same, so that its command line runs; whoever asks for a name is told.
-    from scheduler.doctor import refusal
+    # Without a needed package, the import still succeeds so that the command line runs: every name raises instead.
+    from scheduler.doctor import raiser_of
 
-    globals()["__getattr__"] = refusal(error)
+    globals()["__getattr__"] = raiser_of(error)
+else:
+
+    def __getattr__(name: str) -> str:
+        """Return `__version__`, which is looked up only on request."""
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib.metadata import version
+
+        return version("checkpoint-scheduler")
+
 
 __all__ = [
+    "BudgetTooSmallError",
+    "CaptureError",
     "Chain",
     "Comparison",
     "Compute",
+    "Deadline",
+    "ExecutionError",
     "Free",
     "Frontier",
     "Graph",
+    "GraphFormatError",
+    "InvalidBudgetError",
+    "InvalidGraphError",
+    "InvalidOptionError",
+    "InvalidScheduleError",
     "Layer",
+    "MissingExtraError",
+    "Mode",
     "Operation",
+    "OutOfTimeError",
     "PipelineStagePlan",
     "Plan",
+    "PlanClaimError",
+    "PlanError",
+    "PlanFormatError",
+    "PlanMismatchError",
+    "Problem",
+    "Proposal",
+    "Row",
     "Schedule",
     "SchedulerError",
     "Simulation",
+    "SmallestPeak",
     "Solution",
     "Status",
     "Tensor",
+    "UnknownModelError",
+    "UnknownSolverError",
+    "UnsuitableProblemError",
     "compare",
     "frontier",
     "make_plan",

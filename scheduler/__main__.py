@@ -1,20 +1,20 @@
-"""`scheduler`, or `python -m scheduler`, is the command line."""
+"""The command `scheduler`, also run by `python -m scheduler`."""
 
 from __future__ import annotations
 
 import sys
 
-from scheduler.doctor import mending
+from scheduler.doctor import explain_import_error
 
 
 def main() -> int:
-    """Run the command line; where what it builds on is not installed, say in one line what mends that."""
+    """Run the command line; if a needed package is missing, print in one line how to install it."""
     try:
         from scheduler.cli import main as run
 
         return run()
     except ImportError as error:
-        print(mending(error), file=sys.stderr)
+        print(explain_import_error(error), file=sys.stderr)
         return 2
 
 

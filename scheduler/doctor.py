@@ -1,7 +1,7 @@
-"""The doctor: what is installed here, what is missing, and what mends it.
+"""Check the installation: which parts work, which are missing or broken, and how to fix them.
 
-Each part is tried in a process of its own: one that crashes or hangs on import is found ill,
-and the doctor stays well.
+Each part is tried in a process of its own, so that one which crashes or hangs on import does
+not take the check down with it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import Literal, NoReturn
 from scheduler.errors import MissingExtraError
 
 TESTED_TORCH = ("2.13.0",)
-"""Versions that the tests run with, and that the extra `torch` allows."""
+"""Torch versions that the tests run with and that the extra `torch` allows."""
 TESTED_PYTHON = ("3.11",)
-SECONDS = 120.0
-"""After which a part that does not answer is ill."""
+"""Python versions that the tests run with."""
+TRIAL_SECONDS = 120.0
+"""A part that does not answer within this time counts as broken."""
 
-State = Literal["ok", "missing", "ill", "untested"]
+State = Literal["ok", "missing", "broken", "untested"]
 
 _CBC = (
     "import warnings, pulp; warnings.simplefilter('ignore')\n"
@@ -42,42 +43,43 @@ _GPU = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_availa
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that the package builds on.
+    """A package, program or device that this package uses.
 
     Attributes
     ----------
     name : str
-        What a person calls it.
+        Its usual name.
     module : str
-        That must be installed.
-    serves : str
+        The module that must be installed for it.
+    purpose : str
         What it is needed for.
-    mends : str
-        What to do if it is missing or ill.
+    fix : str
+        What to do if it is missing or broken.
     needed : bool
-        Without it nothing can be solved.
+        True if nothing can be solved without it.
     trial : str
-        Python that prints its version or place, nothing if there is none, or fails; by default its import.
+        Python code that prints its version or location, prints nothing if there is none, and
+        fails if it is broken. By default the module is imported.
     """
 
     name: str
     module: str
-    serves: str
-    mends: str
+    purpose: str
+    fix: str
     needed: bool = False
     trial: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found of a part.
+    """The state of a part on this machine.
 
     Attributes
     ----------
     part : Part
-    state : "ok", "missing", "ill" or "untested"
+    state : "ok", "missing", "broken" or "untested"
     detail : str
-        Its version or place, or what went wrong.
+        Its version or location, or the error.
     """
 
     part: Part
@@ -87,14 +89,13 @@ class Finding:
     def to_dict(self) -> dict[str, object]:
         """Return the finding as plain data, ready for JSON."""
         part = self.part
-        mends = None if self.state == "ok" else part.mends
         return {
             "name": part.name,
             "state": self.state,
             "detail": self.detail,
-            "serves": part.serves,
+            "purpose": part.purpose,
             "needed": part.needed,
-            "mends": mends,
+            "fix": None if self.state == "ok" else part.fix,
         }
 
 
@@ -102,25 +103,25 @@ def _extra(name: str) -> str:
     return f'pip install "checkpoint-scheduler[{name}]"'
 
 
-_AGAIN = "pip install --force-reinstall checkpoint-scheduler"
+_REINSTALL = "pip install --force-reinstall checkpoint-scheduler"
 PARTS = (
-    Part("numpy", "numpy", "everything", _AGAIN, needed=True),
-    Part("numba", "numba", "the kernels of the solvers", _AGAIN, needed=True),
-    Part("networkx", "networkx", "graph files of other tools", _AGAIN, needed=True),
-    Part("PuLP", "pulp", "integer programs", _AGAIN, needed=True),
+    Part("numpy", "numpy", "everything", _REINSTALL, needed=True),
+    Part("numba", "numba", "the kernels of the solvers", _REINSTALL, needed=True),
+    Part("networkx", "networkx", "reading graph files of other tools", _REINSTALL, needed=True),
+    Part("PuLP", "pulp", "integer programs", _REINSTALL, needed=True),
     Part("HiGHS", "highspy", "bounds and proofs", 'pip install "highspy>=1.10,<1.14"'),
-    Part("CBC", "pulp", "bounds where HiGHS is missing", _AGAIN, trial=_CBC),
+    Part("CBC", "pulp", "bounds if HiGHS is missing", _REINSTALL, trial=_CBC),
     Part(
         "numba's cache",
         "numba",
-        "kernels that are compiled once, not in every process",
-        "set NUMBA_CACHE_DIR to a folder that can be written to",
+        "compiling kernels once instead of in every process",
+        "set NUMBA_CACHE_DIR to a writable folder",
         trial=_CACHE,
     ),
     Part("torch", "torch", "tracing and training", _extra("torch")),
-    Part("GPU", "torch", "training on a GPU", "none is needed; for one, install torch built for it", trial=_GPU),
+    Part("GPU", "torch", "training on a GPU", "optional; to use one, install a torch build for it", trial=_GPU),
     Part("matplotlib", "matplotlib", "pictures and reports", _extra("plot")),
-    Part("transformers", "transformers", "the models called hf-...", _extra("models")),
+    Part("transformers", "transformers", "the models named hf-...", _extra("models")),
     Part("OR-tools", "ortools", 'the solver "moccasin"', _extra("cpsat")),
     Part("pandas", "pandas", "tables as data frames", _extra("tables")),
 )
@@ -130,47 +131,47 @@ _PROVERS = frozenset(("HiGHS", "CBC"))
 
 
 def examine(parts: Iterable[Part] = PARTS) -> tuple[Finding, ...]:
-    """Try every part and return what was found, in their order; the first is Python itself."""
+    """Try every part and return the findings: Python first, then the parts in their order."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         return (_python(), *pool.map(_finding, parts))
 
 
-def is_well(findings: Iterable[Finding]) -> bool:
-    """Return whether plans can be made and proven here: no needed part is missing or ill, and HiGHS or CBC works."""
+def can_solve(findings: Iterable[Finding]) -> bool:
+    """Return whether plans can be made and proven: all needed parts work, and HiGHS or CBC does."""
     findings = tuple(findings)
     works = {finding.part.name for finding in findings if finding.state in ("ok", "untested")}
     return all(finding.part.name in works for finding in findings if finding.part.needed) and bool(works & _PROVERS)
 
 
-def mending(error: ImportError) -> str:
-    """Return what mends that a part is not installed, in one line.
+def explain_import_error(error: ImportError) -> str:
+    """Return in one line which part is not installed and how to install it.
 
     Parameters
     ----------
     error : ImportError
-        What an import of the package, or of a part of it, raised.
+        The error raised by an import of this package or of one of its parts.
 
     Raises
     ------
     ImportError
-        The error itself, if it is of something else.
+        The error itself, if it is not about one of `PARTS`.
     """
     if isinstance(error, MissingExtraError):
         return str(error)
     for part in PARTS:
         if part.module == error.name:
-            return f"{part.name} is not installed; it is needed for {part.serves}: {part.mends}"
+            return f"{part.name} is not installed; it is needed for {part.purpose}: {part.fix}"
     raise error
 
 
-def refusal(error: ImportError) -> Callable[[str], NoReturn]:
-    """Return a module's `__getattr__` that says of every name what mends the error; see `mending`."""
-    message = mending(error)
+def raiser_of(error: ImportError) -> Callable[[str], NoReturn]:
+    """Return a module's `__getattr__` that raises `explain_import_error` for every name."""
+    message = explain_import_error(error)
 
-    def refuse(name: str) -> NoReturn:
+    def raise_missing(name: str) -> NoReturn:
         raise MissingExtraError(message)
 
-    return refuse
+    return raise_missing
 
 
 def _python() -> Finding:
@@ -185,12 +186,12 @@ def _finding(part: Part) -> Finding:
     trial = part.trial or f"import {part.module}, importlib.metadata as m; print(m.version({part.module!r}))"
     command, env = [sys.executable, "-c", trial], {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=env)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False, env=env)
     except subprocess.TimeoutExpired:
-        return Finding(part, "ill", f"no answer in {SECONDS:g} s")
+        return Finding(part, "broken", f"no answer in {TRIAL_SECONDS:g} s")
     if ran.returncode:
-        *_, said = ran.stderr.strip().splitlines() or [f"ended with exit code {ran.returncode}"]
-        return Finding(part, "ill", said)
+        *_, message = ran.stderr.strip().splitlines() or [f"ended with exit code {ran.returncode}"]
+        return Finding(part, "broken", message)
     found = ran.stdout.strip()
     if not found:
         return Finding(part, "missing", "none found")

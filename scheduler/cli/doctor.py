@@ -1,4 +1,4 @@
-"""The command that says what is installed."""
+"""The command that checks the installation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 
 from scheduler.cli.answers import DONE, PROVEN_NO
 from scheduler.cli.arguments import Commands, add_command
-from scheduler.doctor import examine, is_well
+from scheduler.doctor import can_solve, examine
 
 
 def add_doctor(commands: Commands) -> None:
     """Add `scheduler doctor`."""
     add_command(
-        commands, "doctor", _doctor, "say what is installed and what mends the rest; exit 1 if nothing can be solved"
+        commands, "doctor", _doctor, "check the installation and suggest fixes; exit 1 if nothing can be solved"
     )
 
 
@@ -25,5 +25,5 @@ def _doctor(options: argparse.Namespace) -> int:
         for finding in findings:
             print(f"{finding.part.name:<14}  {finding.state:<8}  {finding.detail}")
             if finding.state != "ok":
-                print(f"{'':<26}for {finding.part.serves}: {finding.part.mends}")
-    return DONE if is_well(findings) else PROVEN_NO
+                print(f"{'':<26}for {finding.part.purpose}: {finding.part.fix}")
+    return DONE if can_solve(findings) else PROVEN_NO
