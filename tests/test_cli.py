@@ -1,4 +1,4 @@
-"""The command line: answers on stdout, progress on stderr, exit codes that mean something."""
+"""The command line: answers on stdout, progress on stderr, and exit codes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def graph_file(tmp_path: Path) -> str:
     return str(tmp_path / "graph.json")
 
 
-def test_plan_show_and_verify_tell_one_story(
-    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_show_and_verify_agree(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan_file = str(tmp_path / "plan.json")
     assert main(["plan", graph_file, "--budget", "80%", "-o", plan_file, "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
@@ -168,7 +166,7 @@ def test_a_model_that_cannot_be_captured_trains_by_its_layers(
     assert report["losses"] == report["baseline_losses"]
 
 
-def test_a_model_that_is_no_sequence_has_no_layers_to_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_not_a_sequence_has_no_layers_to_trace(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     assert main(["trace", "unet", "--layers", "-o", "chain.json"]) == 2
     assert "not a sequence of layers" in capsys.readouterr().err
@@ -234,7 +232,7 @@ def test_compare_runs_cases_in_other_processes(graph_file: str, capsys: pytest.C
     assert second.split()[:5] == ["graph", "100%", "dp", "unsuitable", "-"]
 
 
-def test_the_graphs_of_the_zoo_stand_beside_files(
+def test_graphs_of_the_zoo_are_compared_along_with_files(
     graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["compare", graph_file, "zoo:all", "--solvers", "save-all", "--budgets", "100%", "--time-limit", "0.01"]
@@ -316,7 +314,7 @@ def test_a_bar_is_drawn_on_a_terminal_only(graph_file: str, monkeypatch: pytest.
         (["compare", "GRAPH", "--solvers", "magic"], "known are save-all"),
         (["compare", "GRAPH", "--budgets", "8G"], 'write "8GiB"'),
         (["compare", "."], "no graph in ."),
-        (["compare", "zoo:lion"], 'no graph "lion" in the zoo; known are densenet'),
+        (["compare", "zoo:lion"], 'no graph "lion" in the zoo: the names are densenet'),
         (["plan", "zoo:", "--budget", "60%"], 'no graph "" in the zoo'),
         (["compare", "zoo:unet:deep=2"], "unexpected keyword argument 'deep'; write zoo:unet:NAME=NUMBER"),
         (["compare", "zoo:unet:depth"], "invalid literal for int"),
@@ -348,7 +346,7 @@ def test_bad_input_of_a_sweep_exits_2_before_anything_runs(
     assert printed.out == ""
 
 
-def test_a_worker_that_dies_is_no_answer_and_says_what_to_do(
+def test_a_dead_worker_gives_no_answer_and_a_hint(
     graph_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def die(*arguments: object, **options: object) -> None:

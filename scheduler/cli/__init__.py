@@ -1,6 +1,6 @@
-"""The command line: the answer on stdout, progress on stderr, the exit code says how it went.
+"""The command line: the answer goes to stdout, progress to stderr.
 
-Exit codes: 0 done, 1 a proven no, 2 usage, 3 no answer (out of time, or none found).
+Exit codes: 0 done, 1 a proven no, 2 a usage error, 3 no answer (out of time, or none found).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        By default those of the process.
+        By default the arguments of the process.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"{type(error).__name__}: {error}")
         return _exit_code(error)
     except BrokenExecutor:
-        say("a worker process died, for lack of memory perhaps: use fewer --jobs; finished rows are in --output")
+        say("a worker process died, perhaps for lack of memory: use fewer --jobs; finished rows are in --output")
         return NO_ANSWER
     except OSError as error:
         say(f"{error.strerror}: {error.filename}" if error.filename else str(error))
@@ -57,7 +57,7 @@ def _exit_code(error: SchedulerError) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="scheduler", description="Optimal activation-checkpointing schedules for a memory budget."
+        prog="scheduler", description="Find optimal activation-checkpointing schedules for a memory budget."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (

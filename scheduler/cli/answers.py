@@ -1,4 +1,4 @@
-"""What commands say: the answer on stdout, progress on stderr, the exit code."""
+"""Output of the commands: the answer on stdout, progress on stderr, the exit code."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import json
 import sys
 
 from scheduler.plan import Plan
-from scheduler.units import format_bytes
+from scheduler.tables import text_table
+from scheduler.units import format_bytes, format_percent
 
 DONE, PROVEN_NO, USAGE, NO_ANSWER = 0, 1, 2, 3
 """Exit codes."""
 
 
 def say(message: str) -> None:
-    """Print on stderr; what a hostile file would have the terminal do is spelled out."""
+    """Print on stderr, with control characters escaped: names in a file must not control the terminal."""
     shown = "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in message)
     print(shown, file=sys.stderr, flush=True)
 
 
 def print_answer(answer: dict[str, object], as_json: bool) -> None:
-    """Print on stdout, as JSON or as lines of a name and a value with its unit."""
+    """Print on stdout: as JSON, or as one line per value that is not None, with its unit."""
     if as_json:
         print(json.dumps(answer))
-        return
-    width = max(map(len, answer))
-    for key, value in answer.items():
-        if value is None:
-            continue
-        text = str(value)
-        if isinstance(value, float):
-            text = f"{value:.4%}" if key in ("overhead", "gap", "global_gap") else f"{value:.6g}"
-        elif key.endswith("_bytes") and isinstance(value, int):
-            text = f"{value} ({format_bytes(value)})"
-        print(f"{key:<{width}}  {text}")
+    else:
+        print(text_table([(key, _text(key, value)) for key, value in answer.items() if value is not None]))
 
 
-def summary(plan: Plan) -> dict[str, object]:
-    """Return what every command says of a plan."""
+def _text(key: str, value: object) -> str:
+    if isinstance(value, float):
+        return format_percent(value, 4) if key in ("overhead", "gap", "global_gap") else f"{value:.6g}"
+    if key.endswith("_bytes") and isinstance(value, int):
+        return f"{value} ({format_bytes(value)})"
+    return str(value)
+
+
+def plan_facts(plan: Plan) -> dict[str, object]:
+    """Return the facts that every command prints about a plan."""
     return {
         "status": plan.status.name,
         "search_space": plan.search_space,

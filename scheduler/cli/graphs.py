@@ -1,4 +1,4 @@
-"""Graphs as a command line names them: a file, a folder of files, standard input, or one of the zoo."""
+"""Graphs named on the command line: files, folders of files, standard input, or graphs of the zoo."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ZOO = "zoo:"
 
 
 def read_named_graph(name: str) -> Graph | Chain:
-    """Return the graph in a file, or what a name of the zoo such as `zoo:resnet:batch_size=8,size=128` generates."""
+    """Return the graph in a file, or the graph of a zoo name such as `zoo:resnet:batch_size=8,size=128`."""
     if not name.startswith(_ZOO):
         return read_graph_or_chain(name)
     generator, _, sizes = name.removeprefix(_ZOO).partition(":")
     if generator not in zoo.__all__:
-        raise InvalidOptionError(f'no graph "{generator}" in the zoo; known are {", ".join(zoo.__all__)}')
+        raise InvalidOptionError(f'no graph "{generator}" in the zoo: the names are {", ".join(zoo.__all__)}')
     generate: Callable[..., Graph | Chain] = getattr(zoo, generator)
     entries = [entry.partition("=") for entry in sizes.split(",")] if sizes else []
     try:
@@ -33,7 +33,7 @@ def read_named_graph(name: str) -> Graph | Chain:
 
 
 def read_graphs(names: Sequence[str]) -> dict[str, Graph | Chain]:
-    """Return graphs by their zoo name, or that of their file, or its path where two share it."""
+    """Return graphs by zoo name or file name, or by path where several files share a name."""
     found = [entry for name in names for entry in _listed(name)]
     labels = [entry if entry.startswith(_ZOO) else Path(entry).stem for entry in found]
     return {
@@ -43,12 +43,12 @@ def read_graphs(names: Sequence[str]) -> dict[str, Graph | Chain]:
 
 
 def _listed(name: str) -> list[str]:
-    """Return what a name stands for: the graphs of the zoo, the files of a folder, or itself."""
+    """Return the names that a name expands to: all graphs of the zoo, the files of a folder, or itself."""
     if name == f"{_ZOO}all":
         return [f"{_ZOO}{generator}" for generator in zoo.__all__]
     if not Path(name).is_dir():
         return [name]
     files = sorted(file for file in Path(name).iterdir() if file.suffix in (".json", ".txt"))
     if not files:
-        raise InvalidOptionError(f"no graph in {name}: a folder of graphs holds .json or .txt files")
+        raise InvalidOptionError(f"no graph in {name}: a folder of graphs must contain .json or .txt files")
     return [str(file) for file in files]

@@ -1,4 +1,4 @@
-"""Commands about one plan: make it, show it, judge it, and write it in other forms."""
+"""Commands about one plan: make it, show it, verify it, and export it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 from scheduler.api import make_plan
-from scheduler.cli.answers import DONE, print_answer, say, summary
+from scheduler.cli.answers import DONE, plan_facts, print_answer, say
 from scheduler.cli.arguments import GRAPH, Commands, add_command, add_solving, solve_options
 from scheduler.cli.graphs import read_named_graph
 from scheduler.graph.chain import Chain
@@ -21,7 +21,7 @@ def add_plan(commands: Commands) -> None:
     plan = add_command(commands, "plan", _plan, "find the fastest schedule of a graph that fits a budget")
     plan.add_argument("graph", metavar="GRAPH", help=GRAPH)
     add_solving(plan, 60.0)
-    plan.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
+    plan.add_argument("-o", "--output", metavar="PLAN", help="plan file to write")
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -33,13 +33,13 @@ def _plan(options: argparse.Namespace) -> int:
     plan = make_plan(graph, options.budget, **solve_options(options))
     if options.output:
         plan.save(options.output)
-    print_answer({**summary(plan), "plan": options.output}, options.json)
+    print_answer({**plan_facts(plan), "plan": options.output}, options.json)
     return DONE
 
 
 def add_show(commands: Commands) -> None:
     """Add `scheduler show`."""
-    show = add_command(commands, "show", _show, "print what a plan does")
+    show = add_command(commands, "show", _show, "show what a plan saves and recomputes")
     show.add_argument("plan", metavar="PLAN")
 
 
@@ -47,7 +47,7 @@ def _show(options: argparse.Namespace) -> int:
     plan = Plan.load(options.plan)
     recomputed = {name: runs for name, runs in plan.simulation.recomputed.items() if runs}
     answer = {
-        **summary(plan),
+        **plan_facts(plan),
         "operations": len(plan.graph.operations),
         "actions": len(plan.schedule),
         "peak_operation": plan.simulation.peak_operation,
@@ -63,7 +63,7 @@ def _show(options: argparse.Namespace) -> int:
     print(f"\nsaved for the backward phase: {len(plan.saved)} tensors")
     for name in plan.saved:
         print(f"  {format_bytes(sizes[name]):>12}  {name}")
-    print(f"\ncomputed again: {len(recomputed)} operations, {sum(recomputed.values())} runs")
+    print(f"\nrecomputed: {len(recomputed)} operations, {sum(recomputed.values())} runs")
     for name, runs in recomputed.items():
         print(f"  {runs:>3} x  {name}")
     return DONE
@@ -71,48 +71,49 @@ def _show(options: argparse.Namespace) -> int:
 
 def add_report(commands: Commands) -> None:
     """Add `scheduler report`."""
-    report = add_command(commands, "report", _report, "write a plan as an HTML page: memory, schedule, layers, proof")
+    report = add_command(commands, "report", _report, "write an HTML report of a plan: memory, schedule, layers, proof")
     report.add_argument("plan", metavar="PLAN")
-    report.add_argument("-o", "--output", required=True, metavar="PAGE", help="the HTML file to write")
+    report.add_argument("-o", "--output", required=True, metavar="PAGE", help="HTML file to write")
 
 
 def _report(options: argparse.Namespace) -> int:
     from scheduler.export.html_report import write_report
 
-    return _write_form(options, "report", write_report)
+    return _write_export(options, "report", write_report)
 
 
 def add_export(commands: Commands) -> None:
     """Add `scheduler export`."""
-    export = add_command(commands, "export", _export, "write a plan as a Chrome trace, which Perfetto opens")
+    export = add_command(commands, "export", _export, "export the timeline of a plan as a Chrome trace, for Perfetto")
     export.add_argument("plan", metavar="PLAN")
-    export.add_argument("-o", "--output", required=True, metavar="TRACE", help="the JSON file to write")
+    export.add_argument("-o", "--output", required=True, metavar="TRACE", help="JSON file to write")
 
 
 def _export(options: argparse.Namespace) -> int:
     from scheduler.export.chrome_trace import write_chrome_trace
 
-    return _write_form(options, "trace", write_chrome_trace)
+    return _write_export(options, "trace", write_chrome_trace)
 
 
-def _write_form(options: argparse.Namespace, form: str, write: Callable[[Plan, str], None]) -> int:
-    """Write a plan in another form."""
+def _write_export(options: argparse.Namespace, kind: str, write: Callable[[Plan, str], None]) -> int:
     plan = Plan.load(options.plan)
     write(plan, options.output)
-    print_answer({form: options.output, **summary(plan)}, options.json)
+    print_answer({kind: options.output, **plan_facts(plan)}, options.json)
     return DONE
 
 
 def add_verify(commands: Commands) -> None:
     """Add `scheduler verify`."""
-    verify = add_command(commands, "verify", _verify, "judge a plan again; exit 1 if any claim is untrue")
+    verify = add_command(
+        commands, "verify", _verify, "check every claim of a plan by simulation; exit 1 if one is untrue"
+    )
     verify.add_argument("plan", metavar="PLAN")
-    verify.add_argument("--graph", metavar="GRAPH", help="a graph that the plan should belong to")
+    verify.add_argument("--graph", metavar="GRAPH", help="also check that the plan was made for this graph")
 
 
 def _verify(options: argparse.Namespace) -> int:
     plan = Plan.load(options.plan)
     plan.verify(read_graph(options.graph) if options.graph else None)
-    answer = {"plan": options.plan, "verified": True, **summary(plan)}
+    answer = {"plan": options.plan, "verified": True, **plan_facts(plan)}
     print_answer(answer, options.json)
     return DONE

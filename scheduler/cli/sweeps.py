@@ -1,4 +1,4 @@
-"""Commands that solve many problems into a table: budgets of one graph, or solvers on many graphs."""
+"""Commands that fill a table: several budgets of one graph, or several solvers on several graphs."""
 
 from __future__ import annotations
 
@@ -37,20 +37,21 @@ from scheduler.errors import MissingExtraError
 from scheduler.planning.frontiers import frontier
 from scheduler.solution import Status
 from scheduler.solvers.registry import solver_names
+from scheduler.tables import text_table
 
 
 def add_frontier(commands: Commands) -> None:
     """Add `scheduler frontier`."""
-    budgets = add_command(
+    command = add_command(
         commands, "frontier", _frontier, "find the fastest schedule of a graph for each of several budgets"
     )
-    budgets.add_argument("graph", metavar="GRAPH", help=GRAPH)
-    budgets.add_argument(
-        "--budgets", type=entries, help='as "90%%,80%%,8GiB" (default ten, from the smallest peak known)'
+    command.add_argument("graph", metavar="GRAPH", help=GRAPH)
+    command.add_argument(
+        "--budgets", type=entries, help='such as "90%%,80%%,8GiB" (default: ten, from the smallest known peak up)'
     )
-    add_solver(budgets)
-    add_searching(budgets, 60.0)
-    add_files(budgets)
+    add_solver(command)
+    add_searching(command, 60.0)
+    add_files(command)
 
 
 def _frontier(options: argparse.Namespace) -> int:
@@ -76,20 +77,27 @@ def _frontier(options: argparse.Namespace) -> int:
 
 def add_compare(commands: Commands) -> None:
     """Add `scheduler compare`."""
-    sweep = add_command(commands, "compare", _compare, "run every solver on every graph and budget")
+    sweep = add_command(commands, "compare", _compare, "compare solvers on graphs and budgets")
     sweep.add_argument(
         "graphs",
         nargs="+",
         metavar="GRAPH",
-        help="graph or chain files, folders of them, or graphs of scheduler.zoo: zoo:unet:batch_size=8, or zoo:all",
+        help="graph or chain files, folders of them, or graphs of scheduler.zoo: zoo:unet:batch_size=8, zoo:all",
     )
-    sweep.add_argument("--budgets", type=entries, default=["80%", "60%", "40%"], help="(default 80%%,60%%,40%%)")
     sweep.add_argument(
-        "--solvers", type=entries, default=list(solver_names()), help=f"of {','.join(solver_names())} (default all)"
+        "--budgets", type=entries, default=["80%", "60%", "40%"], help="budgets (default 80%%,60%%,40%%)"
+    )
+    sweep.add_argument(
+        "--solvers",
+        type=entries,
+        default=list(solver_names()),
+        help=f"solvers (default all: {','.join(solver_names())})",
     )
     add_searching(sweep, 60.0)
-    sweep.add_argument("--jobs", type=positive, default=1, help="cases at once (default 1)")
-    sweep.add_argument("--output", metavar="JSONL", help="finished rows are appended here, and not run again")
+    sweep.add_argument("--jobs", type=positive, default=1, help="number of cases to run at once (default 1)")
+    sweep.add_argument(
+        "--output", metavar="JSONL", help="append results to this file; cases that it already holds are not run again"
+    )
     add_files(sweep)
 
 
@@ -119,7 +127,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Refuse what cannot be written before the work is done, not after it."""
+    """Raise an error before any work is done if a file of the answer cannot be written."""
     picture = options.plot
     if picture is not None:
         if importlib.util.find_spec("matplotlib") is None:
@@ -136,15 +144,12 @@ def _is_folder(path: str) -> bool:
 
 
 def _print_table(table: Comparison, options: argparse.Namespace, columns: Sequence[str]) -> None:
-    """Print the table on stdout, and then write its files: if that fails, nothing is lost."""
+    """Print the table on stdout before its files are written, so that it is not lost if that fails."""
     rows = table.to_dicts()
     if options.json:
         print(json.dumps(rows))
     else:
-        cells = [list(columns), *([_cell(name, row[name]) for name in columns] for row in rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for line in cells:
-            print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(text_table([list(columns), *([_cell(name, row[name]) for name in columns] for row in rows)]))
     if options.csv:
         table.to_csv(options.csv)
     if options.table:
@@ -167,7 +172,7 @@ def _cell(name: str, value: object) -> str:
 
 
 def _progress_bar() -> Callable[[int, int, Row], None] | None:
-    """Return what draws a bar on stderr, if that is a terminal."""
+    """Return a callback that draws a progress bar on stderr; None if that is not a terminal."""
     if not sys.stderr.isatty():
         return None
 
@@ -183,14 +188,14 @@ def _progress_bar() -> Callable[[int, int, Row], None] | None:
 
 @contextmanager
 def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Yield processes that run cases, and end them when the table is made, or at Ctrl-C."""
+    """Yield worker processes, and end them when the table is complete or at Ctrl-C."""
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), _ignore_interrupt)
     try:
         yield pool
     finally:
         try:
             pool.shutdown(wait=False, cancel_futures=True)
-            # A pool of Python 3.11 hangs if its workers die before it has dropped what was cancelled.
+            # The pool of Python 3.11 hangs if its workers die before it has dropped the cancelled cases.
             time.sleep(0.1)
         finally:
             for worker in active_children():
@@ -198,5 +203,5 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _ignore_interrupt() -> None:
-    """Leave Ctrl-C to the process that started this one: it keeps the finished rows."""
+    """Leave Ctrl-C to the parent process, which keeps the finished rows."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

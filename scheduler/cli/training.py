@@ -1,4 +1,4 @@
-"""Commands that run a PyTorch model: capture it, train it under a plan, find its largest batch."""
+"""Commands that run a PyTorch model: trace it, train it with a plan, find its largest batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from scheduler.cli.answers import DONE, print_answer, say, summary
+from scheduler.cli.answers import DONE, plan_facts, print_answer, say
 from scheduler.cli.arguments import (
     Commands,
     add_command,
@@ -24,7 +24,7 @@ from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.graph.formats import write_graph
 from scheduler.plan import Plan
-from scheduler.units import format_bytes
+from scheduler.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
     from scheduler.pytorch.training import TrainingReport
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 def add_models(commands: Commands) -> None:
     """Add `scheduler models`."""
-    add_command(commands, "models", _models, "list the models that trace and train know")
+    add_command(commands, "models", _models, "list the named models")
 
 
 def _models(options: argparse.Namespace) -> int:
-    _needs_torch()
+    _require_torch()
     from scheduler.pytorch.models.catalog import model_names
 
     names = model_names()
@@ -46,13 +46,13 @@ def _models(options: argparse.Namespace) -> int:
 
 def add_trace(commands: Commands) -> None:
     """Add `scheduler trace`."""
-    trace = add_command(commands, "trace", _trace, "capture a model's training step as a graph file")
+    trace = add_command(commands, "trace", _trace, "trace a training step of a model into a graph file")
     add_model(trace)
-    trace.add_argument("-o", "--output", required=True, metavar="GRAPH", help="the graph or chain file to write")
+    trace.add_argument("-o", "--output", required=True, metavar="GRAPH", help="graph or chain file to write")
 
 
 def _trace(options: argparse.Namespace) -> int:
-    _needs_torch()
+    _require_torch()
     from scheduler.pytorch import profile_layers, trace
     from scheduler.pytorch.models.catalog import make_model
 
@@ -86,16 +86,16 @@ def _trace(options: argparse.Namespace) -> int:
 def add_train(commands: Commands) -> None:
     """Add `scheduler train`."""
     train = add_command(
-        commands, "train", _train, "trace, plan, and run real training steps: predicted against measured"
+        commands, "train", _train, "trace, plan and run training steps, and compare predictions with measurements"
     )
     add_model(train)
     add_solving(train, 20.0)
-    train.add_argument("--steps", type=positive, default=5, help="training steps (default 5)")
-    train.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write (default MODEL.plan.json)")
+    train.add_argument("--steps", type=positive, default=5, help="number of training steps (default 5)")
+    train.add_argument("-o", "--output", metavar="PLAN", help="plan file to write (default MODEL.plan.json)")
 
 
 def _train(options: argparse.Namespace) -> int:
-    _needs_torch()
+    _require_torch()
     from scheduler.pytorch.models.catalog import make_model
     from scheduler.pytorch.training import compare_training
 
@@ -126,14 +126,15 @@ def _print_training(report: TrainingReport, output: str) -> None:
         ("live peak, with the plan", *_pair(report.predicted.live_bytes, report.measured.live_bytes)),
         ("allocator peak, without", *_pair(report.baseline.allocator_bytes, report.eager.allocator_bytes)),
         ("allocator peak, with", *_pair(report.predicted.allocator_bytes, report.measured.allocator_bytes)),
-        ("overhead in time", f"{plan.overhead:.2%}", f"{report.measured_time_overhead:.2%}"),
-        ("overhead in FLOPs", "", f"{report.measured_flop_overhead:.2%}"),
+        ("overhead in time", format_percent(plan.overhead), format_percent(report.measured_time_overhead)),
+        ("overhead in FLOPs", "", format_percent(report.measured_flop_overhead)),
     ]
     print(
         f"budget   {format_bytes(plan.budget_bytes)} ({plan.budget_bytes} bytes),"
         f" of which {format_bytes(plan.graph.resident_bytes)} resident"
     )
-    print(f"proof    {plan.status.name} in {plan.search_space}: bound {_percent(plan.bound, plan)}, gap {plan.gap:.2%}")
+    gap = format_percent(plan.gap)
+    print(f"proof    {plan.status.name} in {plan.search_space}: bound {_percent(plan.bound, plan)}, gap {gap}")
     print(f"plan     {output}\n")
     for name, predicted, measured in rows:
         print(f"{name:<28}{predicted:>14}{measured:>14}")
@@ -154,27 +155,29 @@ def _percent(bound: float, plan: Plan) -> str:
 def add_max_batch(commands: Commands) -> None:
     """Add `scheduler max-batch`."""
     batches = add_command(
-        commands, "max-batch", _max_batch, "find the largest batch that a model trains with in a budget"
+        commands, "max-batch", _max_batch, "find the largest batch that a model can train with within a budget"
     )
     add_model(batches, layers=False)
-    batches.add_argument("--budget", required=True, help='peak of the whole step: "8GiB", "8GB", or bytes')
+    batches.add_argument("--budget", required=True, help='largest peak of the whole step: "8GiB", "8GB", or bytes')
     add_solver(batches)
     add_searching(batches, 60.0)
-    batches.add_argument("--limit", type=positive, help="largest batch looked at")
-    batches.add_argument("--measure", action="store_true", help="run a step of that batch, and of one more")
-    batches.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
+    batches.add_argument("--limit", type=positive, help="do not try larger batches than this")
+    batches.add_argument(
+        "--measure", action="store_true", help="measure a step with that batch, and one with a batch larger by 1"
+    )
+    batches.add_argument("-o", "--output", metavar="PLAN", help="plan file to write")
 
 
 def _max_batch(options: argparse.Namespace) -> int:
-    _needs_torch()
+    _require_torch()
     from scheduler.pytorch.largest_batch import DEFAULT_LIMIT, max_batch, measured_peak
     from scheduler.pytorch.models.catalog import Arguments, make_model
 
     case = make_model(options.model, batch_size=1)
 
     def make_batch(size: int) -> Arguments:
-        made = make_model(options.model, batch_size=size)
-        return made.args, dict(made.kwargs)
+        sized = make_model(options.model, batch_size=size)
+        return sized.args, dict(sized.kwargs)
 
     found = max_batch(
         lambda: case.module,
@@ -194,7 +197,7 @@ def _max_batch(options: argparse.Namespace) -> int:
         "one_more": found.one_more,
         "largest_possible": found.bound,
         "traced": list(found.traced),
-        **summary(found.plan),
+        **plan_facts(found.plan),
         "next_peak_bytes": one_more and one_more.peak_bytes,
     }
     if options.measure:
@@ -206,6 +209,6 @@ def _max_batch(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _needs_torch() -> None:
+def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError('this command needs PyTorch: pip install "checkpoint-scheduler[torch]"')
