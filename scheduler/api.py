@@ -1,4 +1,4 @@
-"""The front door: solve a problem, find the smallest budget, make a plan."""
+"""Entry points for graphs and chains: solve for a budget, find the smallest one, make a plan."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from scheduler.solution import Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.smallest_peak import smallest_peak, squeeze
-from scheduler.units import format_bytes
+from scheduler.units import format_bytes, format_peak
 
-LEAST_SECONDS_TO_EXPLAIN, MOST_SECONDS_TO_EXPLAIN = 0.3, 10.0
-"""To find the smallest budget known, for the message that says why there is no schedule."""
+MIN_EXPLANATION_SECONDS, MAX_EXPLANATION_SECONDS = 0.3, 10.0
+"""Limits of the time to look for the smallest peak that an error message names."""
 
 
 class SolveOptions(TypedDict, total=False):
@@ -32,16 +32,16 @@ class SolveOptions(TypedDict, total=False):
 
 
 class SmallestPeak(NamedTuple):
-    """What `minimum_budget` finds, resident tensors included.
+    """The result of `minimum_budget`; both sizes include the resident tensors.
 
     Attributes
     ----------
     peak_bytes : int
-        Smallest peak for which a schedule is known.
+        Smallest peak of the known schedules.
     floor_bytes : int
-        Proven: no schedule has a smaller peak.
+        Proven lower bound on the peak of every schedule.
     operation : str
-        The operation that needs most.
+        The operation that needs most memory, which the floor is computed from.
     """
 
     peak_bytes: int
@@ -64,17 +64,18 @@ def solve(
     ----------
     graph_or_chain : Graph or Chain
     budget : int or str
-        Bytes of the peak of the whole step, resident tensors included: an int, "8GiB",
-        "8GB", or "60%" of what the save-everything step adds to the resident bytes.
+        Largest peak of the whole step, resident tensors (parameters, optimizer state,
+        inputs) included: bytes as an int, "8GiB", "8GB", or "60%" of what the
+        save-everything step adds to the resident bytes.
     solver : str
         One of `solver_names()`.
     time_limit : float
-        Seconds, without those of compiling kernels on the first run on a machine. The best
-        answer found by then, or by Ctrl-C, is returned with its bound.
+        Seconds, without the compilation of kernels on the first run on a machine. At the
+        limit, or at Ctrl-C, the best answer so far is returned with its bound.
     reorder : bool
-        Whether tasks may first run in any order, or in the input order only.
+        Whether tasks may first run in any order instead of the input order.
     seed : int
-        Of searches that draw random numbers.
+        Seed of searches that draw random numbers.
 
     Returns
     -------
@@ -83,9 +84,11 @@ def solve(
     Raises
     ------
     InvalidBudgetError, InvalidOptionError, UnknownSolverError
-        If an argument cannot be understood.
+        If an argument is invalid.
+    MissingExtraError
+        If the solver needs a package that is not installed.
     UnsuitableProblemError
-        If the solver does not serve such graphs.
+        If the solver does not solve problems of this kind.
 
     Examples
     --------
@@ -106,15 +109,15 @@ def solve(
         proposal = propose_with_bounds(problem, solver, deadline, seed)
         solution = grade(problem, proposal, solver=solver, seconds=clock.now() - started)
     if solution.schedule is None:
-        deadline = Deadline(max(LEAST_SECONDS_TO_EXPLAIN, deadline.remaining))
+        deadline = Deadline(max(MIN_EXPLANATION_SECONDS, deadline.remaining))
         with stopped_by_interrupt(deadline):
-            why = _why_nothing(problem, solution, deadline)
-        solution = replace(solution, messages=(why, *solution.messages))
+            known, _ = smallest_peak(problem, deadline.within(MAX_EXPLANATION_SECONDS))
+        solution = replace(solution, messages=(_explanation(problem, solution, known), *solution.messages))
     return solution
 
 
 def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -> SmallestPeak:
-    """Find the smallest peak for which a schedule is known, and the floor that is proven.
+    """Find a schedule with the smallest peak, and a proven lower bound on every peak.
 
     Parameters
     ----------
@@ -126,6 +129,11 @@ def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -
     -------
     SmallestPeak
         The smallest peak found, the proven floor, and the operation that needs most.
+
+    Raises
+    ------
+    InvalidOptionError
+        If an argument is invalid.
     """
     check_options(time_limit, 0)
     graph, chain = lower(graph_or_chain)
@@ -136,31 +144,35 @@ def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -
 
 
 def make_plan(graph_or_chain: Graph | Chain, budget: int | str, **options: Unpack[SolveOptions]) -> Plan:
-    """Solve and return the answer as a plan, ready to be saved.
+    """Solve for a budget and return the answer as a plan, which can be saved.
 
     Parameters
     ----------
     graph_or_chain, budget, **options
-        As for `solve`.
+        As for `solve`, which also lists further errors.
+
+    Returns
+    -------
+    Plan
 
     Raises
     ------
     BudgetTooSmallError
-        If it is proven that no schedule fits, or none was found within the solver's space.
+        If it is proven that no schedule fits, or the solver found none.
     OutOfTimeError
-        If the time limit passed before anything was found.
+        If the time limit passed before a schedule was found.
     """
     solution = solve(graph_or_chain, budget, **options)
     return plan_of(graph_or_chain, solution, time_limit=options.get("time_limit", 60.0))
 
 
 def plan_of(graph_or_chain: Graph | Chain, solution: Solution, *, time_limit: float = math.inf) -> Plan:
-    """Return a solution as a plan.
+    """Return the plan of a solution.
 
     Raises
     ------
     BudgetTooSmallError, OutOfTimeError
-        If the solution has no schedule.
+        If the solution has no schedule; out of time if it took `time_limit` seconds.
     """
     graph, chain = lower(graph_or_chain)
     if solution.schedule is None:
@@ -173,29 +185,29 @@ def plan_of(graph_or_chain: Graph | Chain, solution: Solution, *, time_limit: fl
 
 
 def lower(graph_or_chain: Graph | Chain) -> tuple[Graph, Chain | None]:
-    """Return the graph, and the chain that it is lowered from, if it is."""
+    """Return a graph, and the chain that it is lowered from or None."""
     if isinstance(graph_or_chain, Graph):
         return graph_or_chain, None
     if isinstance(graph_or_chain, Chain):
         return graph_or_chain.graph, graph_or_chain
-    raise InvalidOptionError(f"give a Graph or a Chain, not {type(graph_or_chain).__name__}")
+    raise InvalidOptionError(f"the graph must be a Graph or a Chain, got {type(graph_or_chain).__name__}")
 
 
 def check_options(time_limit: float, seed: int) -> None:
-    """Refuse a time limit or a seed that means nothing."""
+    """Raise an error if the time limit or the seed is invalid."""
     if isinstance(time_limit, (bool, str)) or not time_limit > 0:
-        raise InvalidOptionError(f"time_limit is a number of seconds above 0, not {time_limit!r}")
+        raise InvalidOptionError(f"time_limit must be a number of seconds above 0, got {time_limit!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InvalidOptionError(f"seed is a whole number >= 0, not {seed!r}")
+        raise InvalidOptionError(f"seed must be an int >= 0, got {seed!r}")
 
 
 def propose_with_bounds(problem: Problem, solver: str, deadline: Deadline, seed: int) -> Proposal:
-    """Return a solver's proposal, with the bounds of `ilp` if it brings none of its own."""
+    """Return the proposal of a solver, with the bounds of `ilp` if it has none of its own."""
     return with_bounds(problem, load_solver(solver)(problem, deadline=deadline, seed=seed), deadline)
 
 
 def with_bounds(problem: Problem, proposal: Proposal, deadline: Deadline) -> Proposal:
-    """Return a proposal with the bounds of `ilp` if it brings none of its own."""
+    """Return a proposal, with the bounds of `ilp` if it has none of its own."""
     if max(proposal.bound, proposal.global_bound) > 0 or proposal.infeasible or proposal.schedule is None:
         return proposal
     least = replace(proposal, bound=problem.least_time, global_bound=problem.least_time)
@@ -203,31 +215,39 @@ def with_bounds(problem: Problem, proposal: Proposal, deadline: Deadline) -> Pro
         return least
     try:
         proven = load_solver("ilp")(problem, deadline=deadline, seed=0)
-    except UnsuitableProblemError:  # too large a graph
+    except UnsuitableProblemError:  # the graph is too large
         return least
     if proposal.search_space != "input order":
         return replace(proposal, global_bound=proven.global_bound)
     return replace(proposal, bound=proven.bound, global_bound=proven.global_bound)
 
 
-def _why_nothing(problem: Problem, solution: Solution, deadline: Deadline) -> str:
-    floor = problem.floor
-    known, _ = smallest_peak(problem, deadline.within(MOST_SECONDS_TO_EXPLAIN))
-    budget = format_bytes(problem.budget_bytes)
+def _explanation(problem: Problem, solution: Solution, known_bytes: int) -> str:
+    """Return why there is no schedule, and what to do, given the smallest known peak."""
+
+    def peak(count: int) -> str:
+        return format_peak(count, solution.resident_bytes, solution.baseline_peak_bytes)
+
+    budget, known, floor = peak(problem.budget_bytes), peak(known_bytes), problem.floor
     if floor.bytes > problem.budget_bytes:
         why = f'no schedule fits {budget}: "{floor.operation}" alone needs {format_bytes(floor.bytes)}.'
     elif solution.status is Status.INFEASIBLE:
         why = (
-            f"proven: no schedule fits {budget}, though no single operation needs that much"
+            f"no schedule fits {budget}: this is proven, although no operation alone needs that much"
             f' ("{floor.operation}" needs most: {format_bytes(floor.bytes)}).'
+        )
+    elif known_bytes <= problem.budget_bytes:
+        return (
+            f"{solution.solver} found no schedule that fits {budget}, but another solver found one that needs {known}:"
+            ' use solver="auto", or allow more time.'
         )
     else:
         why = (
-            f'{solution.solver} found no schedule of {budget}; "{floor.operation}" needs most:'
-            f" {format_bytes(floor.bytes)} alone."
+            f"{solution.solver} found no schedule that fits {budget}"
+            f' ("{floor.operation}" needs most: {format_bytes(floor.bytes)} alone).'
         )
-    return (
-        f"{why} A schedule of {format_bytes(known)} ({known} bytes) is known;"
-        " between the two nothing is proven."
-        f" Raise the budget to {known} bytes, use a smaller batch, or split that operation."
-    )
+    if known_bytes > floor.bytes:
+        why += f" The smallest known schedule needs {known}; whether a smaller one exists is open."
+    else:
+        why += f" The smallest possible schedule needs {known}."
+    return f"{why} Set the budget to {known_bytes} bytes, use a smaller batch, or split that operation."

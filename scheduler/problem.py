@@ -1,4 +1,4 @@
-"""The problem: a graph and a budget; the baseline and the floor that every answer is held against."""
+"""Problems: a graph and a budget, with the baseline and the lower bounds of every answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Floor:
     bytes : int
         No schedule has a smaller peak, resident tensors included.
     operation : str
-        The operation that needs most: whose run alone needs this much.
+        The operation that needs most: its run alone needs this much memory.
     """
 
     bytes: int
@@ -40,13 +40,13 @@ class Problem:
     budget_bytes : int
         Largest peak of the whole step, resident tensors included.
     reorder : bool
-        Whether tasks may first run in any order, or in the input order only.
+        Whether tasks may first run in any order instead of the input order.
     chain : Chain, optional
         The chain that the graph is lowered from, for the solvers that work on chains.
     starts : tuple of Schedule
-        Schedules of the graph that a search may start from, whether they fit or not.
+        Schedules of the graph that a search may start from, even if they exceed the budget.
     cuts : tuple of int
-        Tasks that served `ilp` at other budgets, in the order in which they were found.
+        Tasks that `ilp` used as cuts at other budgets, in the order in which it found them.
 
     Raises
     ------
@@ -70,29 +70,30 @@ class Problem:
 
     @cached_property
     def save_everything(self) -> Schedule:
-        """The schedule that recomputes nothing; see `save_everything`."""
+        """The save-everything schedule of the graph; see the function `save_everything`."""
         return save_everything(self.graph)
 
     @cached_property
     def baseline(self) -> Simulation:
-        """The simulated save-everything schedule: 100 % of time and peak."""
+        """The simulation of the save-everything schedule: 100 % of time and peak."""
         return simulate(self.graph, self.save_everything)
 
     @cached_property
     def floor(self) -> Floor:
-        """A proven lower bound on the peak; see `floor`."""
+        """A proven lower bound on the peak; see the function `floor`."""
         return floor(self.graph)
 
     @cached_property
     def least_time(self) -> float:
-        """A proven lower bound on the time of every schedule; see `least_time`."""
+        """A proven lower bound on the time; see the function `least_time`."""
         return least_time(self.graph)
 
 
 def save_everything(graph: Graph) -> Schedule:
-    """Return the schedule that runs the needed defaults once, in the input order.
+    """Return the save-everything schedule, which recomputes nothing.
 
-    Each tensor is freed after its last reader. Its time is the baseline, its peak 100 %.
+    It runs the defaults of all needed tasks once, in the input order, and frees each tensor
+    after its last reader. Its time is the baseline, and its peak is 100 %.
     """
     return schedule_from_runs(graph, graph.index.defaults)
 
@@ -107,7 +108,7 @@ def parse_budget(budget: int | str, graph: Graph, *, baseline: Simulation | None
         save-everything step adds to them.
     graph : Graph
     baseline : Simulation, optional
-        The simulated save-everything schedule, if it is at hand.
+        The simulation of the save-everything schedule, if the caller has it.
 
     Raises
     ------
@@ -126,18 +127,18 @@ def parse_budget(budget: int | str, graph: Graph, *, baseline: Simulation | None
         number, unit = split_quantity(budget)
         if unit != "%":
             raise InvalidBudgetError(f'cannot read "{budget}": write for example "60%"')
-        simulated = baseline or simulate(graph, save_everything(graph))
-        extra = simulated.peak_bytes - graph.resident_bytes
+        baseline = baseline or simulate(graph, save_everything(graph))
+        extra = baseline.peak_bytes - graph.resident_bytes
         return graph.resident_bytes + math.floor(extra * number / 100)
     return parse_bytes(budget)
 
 
 def necessary_tasks(graph: Graph) -> tuple[int, ...]:
-    """Return the tasks that run in every schedule, ascending.
+    """Return the tasks that run in every schedule, in ascending order.
 
-    A task is necessary if it makes a result, holds a required operation, or makes a tensor
-    that every alternative of a necessary task reads; in a graph with forward results, the
-    forward tasks that they need by default are necessary where a backward task is.
+    A task is necessary if it produces a result, contains a required operation, or produces a
+    tensor that every alternative of a necessary task reads. If a backward task is necessary,
+    so are the forward tasks that the forward results need by default.
     """
     index = graph.index
     stack = [index.task_of[i] for i in index.required]
@@ -162,13 +163,13 @@ def necessary_tasks(graph: Graph) -> tuple[int, ...]:
 
 
 def least_time(graph: Graph) -> float:
-    """Return the time of the necessary tasks, each run once by its fastest alternative."""
+    """Return the total time of the necessary tasks, each run once by its fastest alternative."""
     tasks = graph.index.tasks
     return math.fsum(min(graph.operations[i].time for i in tasks[task]) for task in necessary_tasks(graph))
 
 
 def working_set_bytes(graph: Graph, operation: int) -> int:
-    """Return the least memory during a run of that operation, resident tensors included."""
+    """Return the least possible memory during a run of an operation, resident tensors included."""
     index = graph.index
     inputs = {index.storage_of[t] for t in index.inputs[operation]}
     return (
@@ -180,10 +181,10 @@ def working_set_bytes(graph: Graph, operation: int) -> int:
 
 
 def floor(graph: Graph) -> Floor:
-    """Return a lower bound on the peak of every schedule, and the operation behind it.
+    """Return a lower bound on the peak of every schedule, and the operation that needs it.
 
-    The bound is the largest of the working sets of the necessary tasks (of the smallest
-    alternative each), and of the results, which are live together at the end.
+    The bound is the largest working set of a necessary task (by the alternative that needs
+    least), or the total size of the results, which are all live at the end, if that is larger.
     """
     index = graph.index
     best = Floor(index.resident_bytes, graph.operations[0].name)

@@ -1,25 +1,27 @@
-"""The schedule: what to compute and what to free, in order."""
+"""Schedules: which operations to compute and which tensors to free, in order."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 from scheduler.errors import InvalidScheduleError
 from scheduler.graph import Graph
+from scheduler.tables import text_table
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run the operation of that name."""
+    """Compute the operation with this name."""
 
     operation: str
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Let go of the tensor of that name."""
+    """Free the tensor with this name."""
 
     tensor: str
 
@@ -27,11 +29,11 @@ class Free:
 Action = Compute | Free
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Schedule(Sequence[Action]):
-    """A sequence of actions; equal by value, hashable, iterable any number of times.
+    """A sequence of actions, compared by value and hashable.
 
-    Its text form has one action a line: `+name` computes an operation, `-name` frees a tensor.
+    The text form has one action per line: `+name` computes an operation, `-name` frees a tensor.
 
     Parameters
     ----------
@@ -40,7 +42,7 @@ class Schedule(Sequence[Action]):
     Raises
     ------
     InvalidScheduleError
-        If an entry is neither.
+        If an entry is neither, or its name is empty.
 
     Examples
     --------
@@ -61,7 +63,7 @@ class Schedule(Sequence[Action]):
                 action.operation if isinstance(action, Compute) else action.tensor if isinstance(action, Free) else None
             )
             if not isinstance(name, str) or not name:
-                raise InvalidScheduleError(i, f"an action is Compute(name) or Free(name), not {action!r}")
+                raise InvalidScheduleError(i, f"an action must be Compute(name) or Free(name), got {action!r}")
         object.__setattr__(self, "actions", entries)
 
     def __len__(self) -> int:
@@ -82,6 +84,21 @@ class Schedule(Sequence[Action]):
     def __str__(self) -> str:
         return "\n".join(self.to_lines())
 
+    def __repr__(self) -> str:
+        return f"Schedule({len(self)} actions)"
+
+    def summary(self) -> str:
+        """Return the numbers of runs and frees as text, one per line."""
+        runs = Counter(action.operation for action in self if isinstance(action, Compute))
+        counts = {
+            "actions": len(self),
+            "runs": runs.total(),
+            "frees": len(self) - runs.total(),
+            "operations": len(runs),
+            "repeated operations": sum(count > 1 for count in runs.values()),
+        }
+        return text_table([(name, str(count)) for name, count in counts.items()])
+
     def to_lines(self) -> list[str]:
         """Return the text form as a list of lines."""
         return [
@@ -90,7 +107,7 @@ class Schedule(Sequence[Action]):
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> Schedule:
-        """Return the schedule that `to_lines` wrote.
+        """Return the schedule with these lines, as written by `to_lines`.
 
         Raises
         ------
@@ -101,13 +118,13 @@ class Schedule(Sequence[Action]):
         for i, line in enumerate(lines):
             sign = line[:1] if isinstance(line, str) else ""
             if sign not in ("+", "-") or len(line) == 1:
-                raise InvalidScheduleError(i, f'an action reads "+operation" or "-tensor", not {line!r}')
+                raise InvalidScheduleError(i, f'an action must be "+operation" or "-tensor", got {line!r}')
             actions.append(Compute(line[1:]) if sign == "+" else Free(line[1:]))
         return cls(actions)
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
-        """Return the schedule that `str` wrote.
+        """Return the schedule with this text form, as written by `str`.
 
         Raises
         ------
@@ -118,11 +135,11 @@ class Schedule(Sequence[Action]):
 
 
 def schedule_from_runs(graph: Graph, runs: Sequence[int]) -> Schedule:
-    """Return the schedule that runs these operations and frees each tensor at once after its last use.
+    """Return the schedule that runs these operations and frees each tensor right after its last use.
 
-    A tensor is held from the run that makes it to its last reader before the next run that
-    makes it again; a result made for the last time is held to the end. So the search space
-    of the solvers is sequences of operations.
+    A tensor is held from the run that produces it to its last reader before the next run
+    that produces it; the last copy of a result is held to the end. Solvers can therefore
+    search over sequences of operations and leave the frees to this function.
 
     Parameters
     ----------
@@ -133,19 +150,20 @@ def schedule_from_runs(graph: Graph, runs: Sequence[int]) -> Schedule:
     Returns
     -------
     Schedule
-        It breaks no rule if every run's inputs were made by an earlier run.
+        Every input is live when it is read, provided that an earlier run produces it or it
+        is resident.
     """
     index = graph.index
     last_use: dict[int, int] = {}
-    made_later: set[int] = set()
+    produced_later: set[int] = set()
     frees: list[list[int]] = [[] for _ in runs]
     for position in range(len(runs) - 1, -1, -1):
         operation = runs[position]
         for tensor in index.outputs[operation]:
             end = last_use.pop(tensor, position)
-            if tensor in made_later or not index.is_result[tensor]:
+            if tensor in produced_later or not index.is_result[tensor]:
                 frees[end].append(tensor)
-            made_later.add(tensor)
+            produced_later.add(tensor)
         for tensor in index.inputs[operation]:
             if not index.is_resident[tensor]:
                 last_use.setdefault(tensor, position)
@@ -159,7 +177,7 @@ def schedule_from_runs(graph: Graph, runs: Sequence[int]) -> Schedule:
 
 
 def follows_input_order(graph: Graph, schedule: Schedule) -> bool:
-    """Return whether tasks first run in the input order."""
+    """Return whether the first runs of all tasks are in the input order."""
     index = graph.index
     latest, seen = -1, set()
     for action in schedule:
@@ -174,13 +192,13 @@ def follows_input_order(graph: Graph, schedule: Schedule) -> bool:
 
 
 def runs_of(graph: Graph, schedule: Schedule) -> Sequence[int]:
-    """Return the positions in `graph.operations` that a schedule runs, in order."""
+    """Return the operations that a schedule runs, as positions in `graph.operations`, in order."""
     ids = graph.index.operation_ids
     return [ids[action.operation] for action in schedule if isinstance(action, Compute)]
 
 
 def first_runs(graph: Graph, schedule: Schedule) -> dict[int, int]:
-    """Return the position of the action at which each task first runs."""
+    """Return the position of the action in which each task first runs."""
     index = graph.index
     firsts: dict[int, int] = {}
     runs = iter(runs_of(graph, schedule))

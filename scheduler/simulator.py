@@ -1,7 +1,7 @@
-"""The judge: what a schedule costs, and whether it breaks a rule.
+"""The simulator: check that a schedule is valid, and count its time and memory.
 
-Everything that this package says of a schedule (time, peak, what it saves) comes from
-`simulate`; no solver grades itself.
+Every figure that this package gives for a schedule comes from `simulate`, whichever solver
+found it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ import numpy.typing as npt
 from scheduler.errors import InvalidScheduleError
 from scheduler.graph import Graph, GraphIndex
 from scheduler.schedule import Action, Compute, Free, Schedule
+from scheduler.tables import text_table
+from scheduler.units import format_bytes
+
+_RESIDENT = -1
+"""Instance number of the views of resident tensors, which cost nothing beyond the resident bytes."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Simulation:
-    """What a schedule costs.
+    """The time and memory of a schedule.
 
     Attributes
     ----------
@@ -29,18 +34,18 @@ class Simulation:
     peak_bytes : int
         Largest memory at any moment, resident tensors included.
     peak_operation : str
-        The operation during whose run the peak first stands.
+        The operation during which memory first reaches the peak.
     live_peak_bytes : int
-        Largest memory at any moment if no operation had a workspace.
+        Largest memory at any moment, workspaces left out.
     memory : ndarray of int64, shape (actions,)
-        Bytes during each `Compute` and after each `Free`, resident tensors included.
+        Memory during each `Compute` and after each `Free`, resident tensors included.
     recomputed : mapping of str to int
-        Runs - 1 of each task that ran, under the name of the task's default operation.
+        For each task that ran: its runs - 1, under the name of its default operation.
     saved : tuple of str
-        Tensors live at the end of the forward phase, resident ones left out: the
-        checkpoint set.
+        The checkpoint set: tensors live at the end of the forward phase, without the
+        resident ones.
     saved_bytes : int
-        Bytes live at the end of the forward phase, resident tensors left out.
+        Memory at the end of the forward phase, without the resident tensors.
     """
 
     time: float
@@ -52,16 +57,37 @@ class Simulation:
     saved: tuple[str, ...]
     saved_bytes: int
 
+    def __repr__(self) -> str:
+        return (
+            f"Simulation(time={self.time:g}, peak={format_bytes(self.peak_bytes)!r},"
+            f" saved={format_bytes(self.saved_bytes)!r}, recomputations={sum(self.recomputed.values())})"
+        )
+
+    def summary(self) -> str:
+        """Return the time, the peak, and what is saved and recomputed, as text."""
+        recomputed = [runs for runs in self.recomputed.values() if runs]
+        return text_table(
+            [
+                ("time", f"{self.time:g}"),
+                ("peak", f'{format_bytes(self.peak_bytes)} ({self.peak_bytes} bytes), in "{self.peak_operation}"'),
+                ("live peak", f"{format_bytes(self.live_peak_bytes)} without workspaces"),
+                ("saved", format_bytes(self.saved_bytes)),
+                ("saved tensors", str(len(self.saved))),
+                ("recomputed tasks", f"{len(recomputed)} of {len(self.recomputed)}"),
+                ("recomputations", str(sum(recomputed))),
+            ]
+        )
+
 
 def simulate(graph: Graph, schedule: Schedule | Iterable[Action]) -> Simulation:
-    """Judge a schedule of a graph.
+    """Simulate a schedule of a graph.
 
     An output whose storage some input has joins the instance of the first such input (a
-    view). Otherwise the operation makes one new instance per storage for its outputs that
-    are not live; an output that is live already keeps its old instance, and the copy made
-    again counts during the operation only. An instance counts once, with its storage's
-    size, while any tensor on it is live. During an operation, memory is the live instances,
-    its new ones and its workspace.
+    view). Otherwise the operation creates one new instance per storage for its outputs that
+    are not live. An output that is already live keeps its old instance; the second copy
+    counts only during the operation. An instance counts once, with its storage's size, while
+    any tensor on it is live. Memory during an operation is the live instances, its new ones
+    and its workspace.
 
     Parameters
     ----------
@@ -75,11 +101,11 @@ def simulate(graph: Graph, schedule: Schedule | Iterable[Action]) -> Simulation:
     Raises
     ------
     InvalidScheduleError
-        At the first broken rule, with its index and why: an input is not live; all outputs
-        are live already; a freed tensor is not live or is resident; a non-repeatable
-        operation runs twice; a backward operation runs before every forward task that the
-        forward results need; a forward task first runs after that; at the end, a required
-        operation has not run or a result is not live.
+        At the first action that breaks a rule: an input is not live; all outputs are already
+        live; a freed tensor is not live or is resident; a non-repeatable operation runs
+        twice; the first backward operation runs before a forward task that the forward
+        results need; a forward task first runs after that; at the end, a required operation
+        has not run or a result is not live.
     """
     actions = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
     machine = _Machine(graph)
@@ -92,16 +118,17 @@ def simulate(graph: Graph, schedule: Schedule | Iterable[Action]) -> Simulation:
 
 
 class _Machine:
-    """The memory and the history of a run."""
+    """The memory and the history of a simulated schedule."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.index: GraphIndex = graph.index
         self.instance: dict[int, int] = {}
-        """Instance of each live tensor that is not resident."""
+        """Instance of each live tensor that is not resident; `_RESIDENT` for a view of one that is."""
         self.holders: list[int] = []
-        """Live tensors on each instance."""
+        """Number of live tensors on each instance."""
         self.sizes: list[int] = []
+        """Bytes of each instance."""
         self.live_bytes = self.index.resident_bytes
         self.task_runs = [0] * len(self.index.tasks)
         self.runs = [0] * len(graph.operations)
@@ -110,42 +137,31 @@ class _Machine:
         self.peak_operation = ""
         self.live_peak_bytes = self.index.resident_bytes
         self.in_backward = False
-        self.boundary: tuple[tuple[str, ...], int] = ((), 0)
+        self.saved: tuple[str, ...] = ()
+        self.saved_bytes = 0
 
     def compute(self, position: int, action: Compute) -> None:
-        """Run an operation, or say which rule forbids it."""
+        """Run an operation, or raise if a rule forbids it."""
         index = self.index
         i = index.operation_ids.get(action.operation, -1)
         if i < 0:
             raise InvalidScheduleError(position, f'the graph has no operation "{action.operation}"')
         self._check_compute(position, i)
-        instance = self.instance
-        storage_of, outputs = index.storage_of, index.outputs[i]
-        viewed: dict[int, int | None] = {}
+        instance, storage_of = self.instance, index.storage_of
+        instance_of_storage: dict[int, int] = {}
         for tensor in index.inputs[i]:
-            viewed.setdefault(storage_of[tensor], instance.get(tensor))
-        made: dict[int, int] = {}
-        made_bytes = 0
-        fresh = [tensor for tensor in outputs if tensor not in instance]
-        for tensor in outputs:
-            storage = storage_of[tensor]
-            if storage not in viewed and storage not in made:
-                made[storage] = -1
-                made_bytes += index.storage_bytes[storage]
-        live_bytes = self.live_bytes + made_bytes
+            instance_of_storage.setdefault(storage_of[tensor], instance.get(tensor, _RESIDENT))
+        live_bytes = self.live_bytes + index.allocated_bytes[i]
         during = live_bytes + self.graph.operations[i].workspace_bytes
-        for tensor in fresh:
+        for tensor in index.outputs[i]:
+            if tensor in instance:
+                continue
             storage = storage_of[tensor]
-            if storage in viewed:
-                joined = viewed[storage]
-            else:
-                joined = made[storage]
-                if joined < 0:
-                    joined = made[storage] = self._new_instance(storage)
-            # A view of a resident tensor has no instance of its own and costs nothing.
-            instance[tensor] = -1 if joined is None else joined
-            if joined is not None and joined >= 0:
-                self.holders[joined] += 1
+            if storage not in instance_of_storage:
+                instance_of_storage[storage] = self._new_instance(storage)
+            number = instance[tensor] = instance_of_storage[storage]
+            if number != _RESIDENT:
+                self.holders[number] += 1
         self.memory.append(during)
         if during > self.peak_bytes or not self.peak_operation:
             self.peak_bytes, self.peak_operation = during, action.operation
@@ -154,7 +170,7 @@ class _Machine:
         self.runs[i] += 1
 
     def free(self, position: int, action: Free) -> None:
-        """Let go of a tensor, or say which rule forbids it."""
+        """Free a tensor, or raise if a rule forbids it."""
         tensor = self.index.tensor_ids.get(action.tensor, -1)
         if tensor < 0:
             raise InvalidScheduleError(position, f'the graph has no tensor "{action.tensor}"')
@@ -163,14 +179,14 @@ class _Machine:
         number = self.instance.pop(tensor, None)
         if number is None:
             raise InvalidScheduleError(position, f'tensor "{action.tensor}" is freed but not live')
-        if number >= 0:
+        if number != _RESIDENT:
             self.holders[number] -= 1
             if self.holders[number] == 0:
                 self.live_bytes -= self.sizes[number]
         self.memory.append(self.live_bytes)
 
     def finish(self, length: int) -> Simulation:
-        """Check what must stand at the end, and sum up."""
+        """Check the rules about the end of a schedule, and return the totals."""
         index, operations = self.index, self.graph.operations
         for i in sorted(index.required):
             if not self.runs[i]:
@@ -180,13 +196,12 @@ class _Machine:
             if not index.is_resident[tensor] and tensor not in self.instance:
                 raise InvalidScheduleError(length, f'result "{name}" is not live at the end')
         if not self.in_backward:
-            self._mark_boundary()
+            self._record_saved()
         recomputed = {
             operations[task[0]].name: runs - 1 for task, runs in zip(index.tasks, self.task_runs, strict=True) if runs
         }
         memory = np.array(self.memory, dtype=np.int64)
         memory.flags.writeable = False
-        saved, saved_bytes = self.boundary
         return Simulation(
             time=math.fsum(op.time * runs for op, runs in zip(operations, self.runs, strict=True)),
             peak_bytes=self.peak_bytes,
@@ -194,8 +209,8 @@ class _Machine:
             live_peak_bytes=self.live_peak_bytes,
             memory=memory,
             recomputed=recomputed,
-            saved=saved,
-            saved_bytes=saved_bytes,
+            saved=self.saved,
+            saved_bytes=self.saved_bytes,
         )
 
     def _check_compute(self, position: int, i: int) -> None:
@@ -207,7 +222,7 @@ class _Machine:
                     position, f'{where} reads "{self.graph.tensors[tensor].name}", which is not live'
                 )
         if index.outputs[i] and all(tensor in self.instance for tensor in index.outputs[i]):
-            raise InvalidScheduleError(position, f"every output of {where} is live already")
+            raise InvalidScheduleError(position, f"every output of {where} is already live")
         if not operation.repeatable and self.runs[i]:
             raise InvalidScheduleError(position, f"{where} is not repeatable and runs a second time")
         if operation.phase == "backward" and not self.in_backward:
@@ -218,14 +233,14 @@ class _Machine:
                         position,
                         f'backward {where} runs before forward operation "{missing}", which the forward results need',
                     )
-            self._mark_boundary()
+            self._record_saved()
             self.in_backward = True
         elif operation.phase == "forward" and self.in_backward and not self.task_runs[index.task_of[i]]:
             raise InvalidScheduleError(position, f"forward {where} first runs after the backward phase began")
 
-    def _mark_boundary(self) -> None:
-        saved = tuple(tensor.name for t, tensor in enumerate(self.graph.tensors) if t in self.instance)
-        self.boundary = (saved, self.live_bytes - self.index.resident_bytes)
+    def _record_saved(self) -> None:
+        self.saved = tuple(tensor.name for t, tensor in enumerate(self.graph.tensors) if t in self.instance)
+        self.saved_bytes = self.live_bytes - self.index.resident_bytes
 
     def _new_instance(self, storage: int) -> int:
         self.holders.append(0)

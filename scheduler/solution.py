@@ -1,21 +1,23 @@
-"""The claim: an answer with its proof."""
+"""Solutions: a schedule with its simulation and a proof of how good it is."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order
 from scheduler.simulator import Simulation, simulate
-from scheduler.units import format_bytes
+from scheduler.tables import text_table
+from scheduler.units import format_bytes, format_peak, format_percent
 
 TOLERANCE = 1e-6
-"""A gap of this much or less counts as closed."""
+"""A gap of at most this counts as closed."""
 
 
 class Status(Enum):
-    """What a solver can say; the text says what to do next."""
+    """The possible outcomes of a search. The text of each says what to do next."""
 
     OPTIMAL = "proven optimal within its search space: use it"
     FEASIBLE = "fits, gap above 1e-6: use it, or allow more time to close the gap"
@@ -25,23 +27,24 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a solver returns; it is not believed until it is simulated.
+    """The result of a solver. `grade` simulates it before anything relies on it.
 
     Attributes
     ----------
     schedule : Schedule or None
+        The best schedule found; None if none was found.
     search_space : str
         "persistent", "input order", "any order" or the solver's own family.
     bound : float
-        Proven lower bound on the time within the search space.
+        Proven lower bound on the time of every schedule in the search space.
     global_bound : float
-        Proven lower bound on the time over all schedules.
+        Proven lower bound on the time of every schedule.
     infeasible : bool
-        True if it is proven that no schedule of the problem's order fits.
+        True if it is proven that no schedule fits the problem, in the order that it allows.
     messages : tuple of str
-        What a reader should know: cuts used, why nothing was found.
+        Remarks for the user, such as why nothing was found.
     cuts : tuple of int
-        Tasks that served `ilp`, for the same graph at other budgets.
+        Tasks that `ilp` used as cuts, for use at other budgets of the same graph.
     """
 
     schedule: Schedule | None
@@ -53,9 +56,9 @@ class Proposal:
     cuts: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Solution:
-    """A simulated answer.
+    """The fastest schedule found for a problem, simulated, with its proof.
 
     Attributes
     ----------
@@ -63,18 +66,24 @@ class Solution:
     schedule : Schedule or None
         None unless the status is OPTIMAL or FEASIBLE.
     simulation : Simulation or None
-        The judge's word on the schedule.
+        The simulation of the schedule.
     budget_bytes : int
     baseline_time, baseline_peak_bytes : float, int
-        Of the save-everything schedule.
+        Time and peak of the save-everything schedule.
     bound : float
-        Proven lower bound on the time within `search_space`.
+        Proven lower bound on the time of every schedule in `search_space`.
     global_bound : float
-        Proven lower bound on the time over all schedules.
+        Proven lower bound on the time of every schedule.
     search_space : str
+        "persistent", "input order", "any order" or the solver's own family.
     solver : str
     solve_seconds : float
     messages : tuple of str
+        Remarks for the user, such as why no schedule was found.
+    resident_bytes : int
+        Bytes of the resident tensors of the graph.
+    time_unit : str
+        Unit of all times but `solve_seconds`.
     """
 
     status: Status
@@ -89,15 +98,17 @@ class Solution:
     solver: str
     solve_seconds: float
     messages: tuple[str, ...] = ()
+    resident_bytes: int = 0
+    time_unit: str = "s"
 
     @property
     def time(self) -> float:
-        """Time of the schedule, in the graph's unit; infinite without one."""
-        return self.simulation.time if self.simulation is not None else float("inf")
+        """Time of the schedule, in the graph's unit; infinite without a schedule."""
+        return self.simulation.time if self.simulation is not None else math.inf
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak of the schedule, resident tensors included; None without one."""
+        """Peak of the schedule, resident tensors included; None without a schedule."""
         return self.simulation.peak_bytes if self.simulation is not None else None
 
     @property
@@ -108,53 +119,96 @@ class Solution:
     @property
     def overhead(self) -> float:
         """Time / baseline - 1; infinite without a schedule."""
-        return _ratio(self.time - self.baseline_time, self.baseline_time)
+        return relative_overhead(self.time, self.baseline_time)
 
     @property
     def gap(self) -> float:
-        """(time - bound) / time: at most this share of the time can be saved in the search space."""
+        """(time - bound) / time: no schedule in the search space saves a larger share of the time."""
         return relative_gap(self.time, self.bound)
 
     @property
     def global_gap(self) -> float:
-        """(time - global_bound) / time: at most this share can be saved by any schedule."""
+        """(time - global_bound) / time: no schedule saves a larger share of the time."""
         return relative_gap(self.time, self.global_bound)
+
+    def __repr__(self) -> str:
+        budget = format_bytes(self.budget_bytes)
+        if self.peak_bytes is None:
+            return f"Solution({self.status.name} within {budget}, solver={self.solver!r})"
+        return (
+            f"Solution({self.status.name} in {self.search_space}, {format_bytes(self.peak_bytes)} of {budget},"
+            f" overhead {format_percent(self.overhead)}, gap {format_percent(self.gap)}, solver={self.solver!r})"
+        )
+
+    def summary(self) -> str:
+        """Return the answer and its proof as text, one fact per line."""
+        rows = [
+            ("status", f"{self.status.name}: {self.status.value}"),
+            ("budget", self._peak(self.budget_bytes)),
+            ("resident", format_bytes(self.resident_bytes)),
+        ]
+        if self.peak_bytes is not None:
+            rows += [
+                ("peak", f"{self._peak(self.peak_bytes)} instead of {format_bytes(self.baseline_peak_bytes)}"),
+                ("time", f"{self.time:.6g} {self.time_unit}, overhead {format_percent(self.overhead, 4)}"),
+                ("bound", f"{self._bound(self.bound, self.gap)} in {self.search_space}"),
+                ("global bound", f"{self._bound(self.global_bound, self.global_gap)} over all schedules"),
+            ]
+        rows.append(("solver", f"{self.solver}, {self.solve_seconds:.3g} s"))
+        rows += [("note", message) for message in self.messages]
+        return text_table(rows)
+
+    def _peak(self, count: int) -> str:
+        return format_peak(count, self.resident_bytes, self.baseline_peak_bytes)
+
+    def _bound(self, bound: float, gap: float) -> str:
+        return f"{bound:.6g} {self.time_unit}, gap {format_percent(gap, 4)}"
 
 
 def relative_gap(time: float, bound: float) -> float:
-    """Return (time - bound) / time; 1 without a schedule, 0 for a free one."""
-    if time == float("inf"):
+    """Return (time - bound) / time; 1 if the time is infinite, 0 if it is 0."""
+    if math.isinf(time):
         return 1.0
     return max(0.0, (time - bound) / time) if time > 0 else 0.0
 
 
+def relative_overhead(time: float, baseline_time: float) -> float:
+    """Return time / baseline - 1; 0 if both are 0, infinite if only the baseline is."""
+    if baseline_time > 0:
+        return (time - baseline_time) / baseline_time
+    return 0.0 if time <= 0 else math.inf
+
+
 def grade(problem: Problem, proposal: Proposal, *, solver: str, seconds: float) -> Solution:
-    """Return the solution that a proposal amounts to, simulated by `simulate`.
+    """Simulate a proposal and return it as a solution.
 
     OPTIMAL is computed here and nowhere else: the schedule fits and its gap is closed. A
-    schedule over budget, or out of the requested order, counts as none.
+    schedule that exceeds the budget or leaves the requested order counts as none.
+
+    Parameters
+    ----------
+    problem : Problem
+    proposal : Proposal
+    solver : str
+        Name of the solver.
+    seconds : float
+        Time that it took.
 
     Raises
     ------
     InvalidScheduleError
-        If the proposed schedule breaks a rule: a bug in the solver.
+        If the proposed schedule breaks a rule, which is a bug in the solver.
     """
-    schedule, simulation = proposal.schedule, None
-    messages = list(proposal.messages)
+    schedule, messages = proposal.schedule, list(proposal.messages)
+    simulation = None if schedule is None else simulate(problem.graph, schedule)
+    if schedule is not None and simulation is not None:
+        violation = _violation(problem, schedule, simulation)
+        if violation:
+            messages.append(violation)
+            schedule = simulation = None
     global_bound = max(proposal.global_bound, problem.least_time)
     bound = max(proposal.bound, global_bound)
     space = proposal.search_space
-    if schedule is not None:
-        simulation = simulate(problem.graph, schedule)
-        if simulation.peak_bytes > problem.budget_bytes:
-            messages.append(
-                f"the best schedule found needs {format_bytes(simulation.peak_bytes)},"
-                f" over the budget of {format_bytes(problem.budget_bytes)}"
-            )
-            schedule = simulation = None
-        elif not problem.reorder and not follows_input_order(problem.graph, schedule):
-            messages.append("the best schedule found leaves the input order")
-            schedule = simulation = None
     if simulation is None:
         status = Status.INFEASIBLE if proposal.infeasible else Status.UNKNOWN
     else:
@@ -176,10 +230,18 @@ def grade(problem: Problem, proposal: Proposal, *, solver: str, seconds: float) 
         solver=solver,
         solve_seconds=seconds,
         messages=tuple(messages),
+        resident_bytes=problem.graph.resident_bytes,
+        time_unit=problem.graph.time_unit,
     )
 
 
-def _ratio(extra: float, base: float) -> float:
-    if base > 0:
-        return extra / base
-    return 0.0 if extra <= 0 else float("inf")
+def _violation(problem: Problem, schedule: Schedule, simulation: Simulation) -> str:
+    """Return why a schedule does not solve the problem; "" if it does."""
+    if simulation.peak_bytes > problem.budget_bytes:
+        return (
+            f"the best schedule found needs {format_bytes(simulation.peak_bytes)},"
+            f" which exceeds the budget of {format_bytes(problem.budget_bytes)}"
+        )
+    if not problem.reorder and not follows_input_order(problem.graph, schedule):
+        return "the best schedule found leaves the input order"
+    return ""

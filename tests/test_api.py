@@ -1,4 +1,4 @@
-"""The front door: options, answers, and what is said when there is none."""
+"""The entry points: public names, options, answers, and the message when there is none."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
+from types import ModuleType
 
 import pytest
 
 import scheduler as sc
+from scheduler import errors
 from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOptionError
 from scheduler.problem import Problem, floor, least_time, parse_budget
 from scheduler.solution import Proposal
@@ -18,10 +21,22 @@ from scheduler.solvers.deadline import Deadline
 from tests.support.training_graphs import conv_net, uniform_chain
 
 
-def test_all_names_of_the_package_are_the_public_ones() -> None:
-    public = {name for name in vars(sc) if not name.startswith("_")}
-    modules = {name for name in public if type(getattr(sc, name)).__name__ == "module"}
-    assert (public - modules) | {"zoo"} == set(sc.__all__)
+def test_all_lists_the_public_names_and_only_submodules_are_left_out() -> None:
+    public = {name: value for name, value in vars(sc).items() if not name.startswith("_")}
+    modules = {name for name, value in public.items() if isinstance(value, ModuleType)}
+    assert sorted(public.keys() - modules | {"zoo"}) == sorted(sc.__all__)
+    assert {vars(sc)[name].__name__ for name in modules} == {f"scheduler.{name}" for name in modules}
+
+
+def test_every_error_is_public() -> None:
+    classes = {value for value in vars(errors).values() if isinstance(value, type)}
+    assert {getattr(sc, error.__name__) for error in classes} == classes
+
+
+def test_the_version_is_that_of_the_installed_distribution() -> None:
+    assert sc.__version__ == version("checkpoint-scheduler")
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = sc.no_such_name
 
 
 def test_importing_the_package_needs_neither_torch_nor_solvers() -> None:
@@ -36,7 +51,7 @@ def test_the_uniform_chain_of_three_is_solved_as_counted_by_hand() -> None:
     graph = uniform_chain(3)
     full = sc.solve(graph, 20)
     assert (full.time, full.peak_bytes, full.status) == (9.0, 20, sc.Status.OPTIMAL)
-    # 16: drop x1 after f1, and compute it again for b1 from x0: one more forward.
+    # 16: free x1 after f1, and recompute it for b1 from x0: one more forward.
     tight = sc.solve(graph, 16)
     assert (tight.time, tight.peak_bytes, tight.status) == (10.0, 16, sc.Status.OPTIMAL)
     assert tight.overhead == pytest.approx(1 / 9)
@@ -45,7 +60,7 @@ def test_the_uniform_chain_of_three_is_solved_as_counted_by_hand() -> None:
     assert sc.solve(graph, 15).status is sc.Status.INFEASIBLE
 
 
-def test_per_cent_budgets_leave_the_resident_bytes_out() -> None:
+def test_percent_budgets_leave_the_resident_bytes_out() -> None:
     graph = uniform_chain(3)
     assert Problem(graph, 0).baseline.peak_bytes == 20
     assert parse_budget("100%", graph) == 20
@@ -55,7 +70,7 @@ def test_per_cent_budgets_leave_the_resident_bytes_out() -> None:
 
 
 @pytest.mark.parametrize("budget", ["8G", "lots", "-1", "%", "60%%", "1e3", "", -1, True, 1.5, None])
-def test_budgets_that_cannot_be_understood_are_refused(budget: object) -> None:
+def test_budgets_that_cannot_be_understood_are_rejected(budget: object) -> None:
     with pytest.raises(InvalidBudgetError):
         sc.solve(uniform_chain(3), budget)  # type: ignore[arg-type]
 
@@ -63,16 +78,34 @@ def test_budgets_that_cannot_be_understood_are_refused(budget: object) -> None:
 @pytest.mark.parametrize(
     "options", [{"time_limit": 0}, {"time_limit": float("nan")}, {"reorder": "best"}, {"seed": -1}, {"seed": 1.0}]
 )
-def test_options_out_of_range_are_refused(options: dict[str, object]) -> None:
+def test_options_out_of_range_are_rejected(options: dict[str, object]) -> None:
     with pytest.raises(InvalidOptionError):
         sc.solve(uniform_chain(3), 20, **options)  # type: ignore[arg-type]
 
 
-def test_a_budget_below_the_floor_names_the_operation_the_floor_and_a_budget_that_is_known_to_do() -> None:
-    graph = uniform_chain(3)
-    with pytest.raises(BudgetTooSmallError, match=r'"b2" alone needs 16 B. A schedule of 16 B') as caught:
-        sc.make_plan(graph, 10)
+def test_a_budget_below_the_floor_names_the_operation_the_floor_and_a_budget_that_suffices() -> None:
+    # Resident are 4 bytes, and saving everything adds 16: 10 bytes are 6 of these, 16 are 12.
+    with pytest.raises(BudgetTooSmallError) as caught:
+        sc.make_plan(uniform_chain(3), 10)
+    assert str(caught.value) == (
+        'no schedule fits 10 B (37.5%): "b2" alone needs 16 B. The smallest possible schedule needs 16 B (75.0%).'
+        " Set the budget to 16 bytes, use a smaller batch, or split that operation."
+    )
     assert caught.value.proven
+
+
+def test_without_a_proof_the_message_leaves_open_whether_a_smaller_schedule_exists() -> None:
+    graph = conv_net(6)
+    peak, bottom, _ = sc.minimum_budget(graph)
+    assert bottom < peak
+    with pytest.raises(BudgetTooSmallError, match="whether a smaller one exists is open") as caught:
+        sc.make_plan(graph, bottom, solver="greedy")
+    assert not caught.value.proven
+
+
+def test_a_solver_that_misses_a_known_schedule_is_named_and_another_is_suggested() -> None:
+    with pytest.raises(BudgetTooSmallError, match=r'save-all found no schedule that fits .* use solver="auto"'):
+        sc.make_plan(conv_net(6), "60%", solver="save-all")
 
 
 def test_the_smallest_budget_of_the_uniform_chain_is_its_floor() -> None:

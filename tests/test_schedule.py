@@ -1,4 +1,4 @@
-"""A schedule is a value; its text form loses nothing; runs become actions with the earliest frees."""
+"""A schedule is a value, its text form is complete, and runs become actions with the earliest frees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import oracle
 from tests.support.strategies import graphs, joint_graphs
 
 NAMES = st.text(st.characters().filter(str.isprintable), min_size=1, max_size=5)
-VERBS = st.builds(Compute, NAMES) | st.builds(Free, NAMES)
+ACTIONS = st.builds(Compute, NAMES) | st.builds(Free, NAMES)
 
 
 # The value.
@@ -59,10 +59,22 @@ def test_a_schedule_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(schedule)) == schedule
 
 
-def test_an_entry_that_is_no_action_is_refused_with_its_index() -> None:
-    with pytest.raises(InvalidScheduleError) as refused:
+def test_an_entry_that_is_not_an_action_is_rejected_with_its_index() -> None:
+    with pytest.raises(InvalidScheduleError) as rejected:
         Schedule([Compute("a"), "+b"])
-    assert refused.value.index == 1
+    assert rejected.value.index == 1
+
+
+def test_a_schedule_is_shown_in_one_line_and_summarized() -> None:
+    schedule = Schedule([Compute("a"), Compute("b"), Free("x"), Compute("a")])
+    assert repr(schedule) == "Schedule(4 actions)"
+    assert schedule.summary().splitlines() == [
+        "actions              4",
+        "runs                 3",
+        "frees                1",
+        "operations           2",
+        "repeated operations  1",
+    ]
 
 
 # The text form.
@@ -75,7 +87,7 @@ def test_the_text_form_has_one_action_a_line() -> None:
     assert str(Schedule()) == ""
 
 
-@given(st.lists(VERBS, max_size=8))
+@given(st.lists(ACTIONS, max_size=8))
 def test_the_text_form_reads_back(actions: list[Compute | Free]) -> None:
     schedule = Schedule(actions)
     assert Schedule.from_text(str(schedule)) == schedule
@@ -83,10 +95,10 @@ def test_the_text_form_reads_back(actions: list[Compute | Free]) -> None:
 
 
 @pytest.mark.parametrize("line", ["", "a", "+", "-", " +a", "*a", 3, None])
-def test_a_line_that_is_no_action_is_refused_with_its_index(line: object) -> None:
-    with pytest.raises(InvalidScheduleError) as refused:
+def test_a_line_that_is_not_an_action_is_rejected_with_its_index(line: object) -> None:
+    with pytest.raises(InvalidScheduleError) as rejected:
         Schedule.from_lines(["+a", line])
-    assert refused.value.index == 1
+    assert rejected.value.index == 1
 
 
 # Runs.
@@ -107,12 +119,12 @@ def test_each_tensor_is_freed_at_once_after_its_last_reader() -> None:
     assert sorted(schedule.to_lines()[3:]) == ["-x", "-y"]
 
 
-def test_a_tensor_is_freed_before_the_run_that_makes_it_again() -> None:
+def test_a_tensor_is_freed_before_it_is_recomputed() -> None:
     schedule = schedule_from_runs(chain(["z"]), [0, 1, 0, 2])
     assert schedule.to_lines()[:4] == ["+f", "+g", "-x", "+f"]
 
 
-def test_a_tensor_that_nobody_reads_is_freed_at_once() -> None:
+def test_an_unused_tensor_is_freed_at_once() -> None:
     assert schedule_from_runs(chain(["x"]), [0, 1]).to_lines() == ["+f", "+g", "-y"]
 
 
@@ -120,7 +132,7 @@ def test_a_result_is_held_to_the_end() -> None:
     assert schedule_from_runs(chain(["x", "y", "z"]), [0, 1, 2]).to_lines() == ["+f", "+g", "+h"]
 
 
-def test_a_result_made_again_is_not_held_before() -> None:
+def test_a_result_is_not_held_before_it_is_recomputed() -> None:
     assert schedule_from_runs(chain(["x", "y"]), [0, 1, 0]).to_lines() == ["+f", "+g", "-x", "+f"]
 
 
@@ -128,7 +140,7 @@ def test_no_runs_are_an_empty_schedule() -> None:
     assert schedule_from_runs(chain(["z"]), []) == Schedule()
 
 
-def test_a_live_output_is_made_anew_with_its_siblings() -> None:
+def test_a_live_output_is_freed_before_it_is_recomputed_with_another() -> None:
     graph = Graph(
         [
             Operation("both", [], ["a", "b"], 1),
@@ -144,7 +156,7 @@ def test_a_live_output_is_made_anew_with_its_siblings() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(graphs() | joint_graphs(), st.data())
-def test_runs_whose_inputs_were_made_break_no_rule_of_liveness(graph: Graph, data: st.DataObject) -> None:
+def test_runs_whose_inputs_were_produced_break_no_rule_of_liveness(graph: Graph, data: st.DataObject) -> None:
     # Phases forbid some orders of runs; here only liveness is in question.
     graph = replace(graph, operations=tuple(replace(op, phase="forward") for op in graph.operations))
     runs: list[int] = []

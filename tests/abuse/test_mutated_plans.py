@@ -31,7 +31,7 @@ REASONS = re.compile(
     r"differs from the graph in the plan|changed after it was written|claimed .*, the judge finds"
     r"|breaks a rule|over the budget|no lower bound|above it|is unknown; this package reads|not a plan"
     r"|JSON object|JSON list|list of text|printable text|a number|a finite number|a whole number|is OPTIMAL or FEASIBLE"
-    r"|granularity is|an action reads|unknown field|lacks a field|is text|non-empty text|sequence of names|are names"
+    r"|granularity is|an action must be|unknown field|lacks a field|is text|non-empty text|sequence of names|are names"
     r"|names an unknown|neither resident nor made|unprintable|is a bool|\"forward\" or \"backward\"|makes nothing"
     r"|are called|makes the same tensor twice|reads and makes|needs at least one|do not make|first in its task"
     r"|no operation may make it|stands after backward|not a graph of format|needs .* before|makes it|add up to"
