@@ -1,9 +1,15 @@
-"""Train a model within a memory budget: choose a granularity, plan, and build the module."""
+"""Train a model within a memory budget: capture its step, plan it, and build the module that follows the plan.
+
+`checkpointed` makes a `PlanRequest`, which one of the routes at the end of this file turns into
+a module: by operations or by layers. Calls that the first plan does not cover take the same way.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Unpack, get_args
 
 from torch import Tensor, nn
@@ -11,16 +17,24 @@ from torch.optim import Optimizer
 
 from scheduler.api import SolveOptions, make_plan
 from scheduler.errors import CaptureError, InvalidOptionError
+from scheduler.graph import Graph
+from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
-from scheduler.pytorch.capture.device_memory import memory_beside, read_device_memory
+from scheduler.pytorch.capture.device_memory import DeviceMemory, memory_beside, read_device_memory
 from scheduler.pytorch.costs.operators import Costs
-from scheduler.pytorch.execute.module import PLANNING, CheckpointedModule, OnMismatch, OtherPlans
-from scheduler.pytorch.execute.runner import build
+from scheduler.pytorch.execute.codegen import generate
+from scheduler.pytorch.execute.module import CheckpointedModule, OnMismatch, OtherPlans
+from scheduler.pytorch.execute.runner import CapturedModule
 from scheduler.pytorch.execute.translation import translate_schedule
-from scheduler.pytorch.layerwise.module import checkpointed_layers
+from scheduler.pytorch.layerwise.module import LayeredModule
+from scheduler.pytorch.layerwise.profiling import profile
+from scheduler.pytorch.layerwise.program import translate_layers
 from scheduler.pytorch.tracing import capture
 
 Granularity = Literal["auto", "operations", "layers"]
+
+PLANNING_DEFAULTS: SolveOptions = {"time_limit": 20.0}
+"""Options of `make_plan` where a model is about to be trained; `solve` by itself searches longer."""
 
 
 def checkpointed(
@@ -40,39 +54,42 @@ def checkpointed(
 ) -> CheckpointedModule:
     """Return a module that trains `model` within a memory budget.
 
-    It shares the parameters and buffers of `model`: give its `parameters()` or the model's
-    to the optimizer. With `loss`, calling it returns the loss; without, what the model
-    returns. Gradients, buffers and random state are those of the model itself.
+    The module shares the parameters and buffers of `model`: give the `parameters()` of either
+    to the optimizer. With `loss`, calling the module returns the loss; without, it returns what
+    the model returns. Gradients, buffers and random state are those of the model itself.
 
     Parameters
     ----------
     model : nn.Module or list of callable
-        A list of layers, each taking what the one before returns, is for granularity "layers".
+        A list of layers, each of which takes what the one before returns, needs granularity
+        "layers" or "auto".
     plan_or_budget : Plan, int or str
-        A plan for this model and these arguments, or a budget in bytes, "8GiB" or "60%".
+        A plan for this model and these arguments, or a budget: bytes, "8GiB" or "60%".
     args, kwargs
         The arguments of one call, as examples: calls with the same structure, shapes,
         strides, dtypes and devices follow the plan.
     loss : callable, optional
-        Makes the scalar loss of the model's outputs.
+        Computes the scalar loss from the model's outputs.
     granularity : "auto", "operations" or "layers"
-        Layers: those of an `nn.Sequential` or a list run as they are, without being captured
-        (see `profile_layers`; `costs` plays no part). Auto: what the plan says; for a budget
-        operations, or layers for a list and for an `nn.Sequential` that cannot be captured.
+        "layers" runs the layers of an `nn.Sequential` or a list as they are, without capturing
+        them (see `profile_layers`; `costs` has no effect). "auto" follows the plan; with a
+        budget, it chooses operations, or layers for a list and for an `nn.Sequential` that
+        cannot be captured.
     on_mismatch : "error", "plain" or "plan"
-        What a call does that the plan does not cover: raise, run the model plainly, or make
-        a plan for it, within the same budget (other shapes, training flags, autocast). The
-        last `MOST_OTHER_PLANS` are kept: pad to a few lengths if there are many.
-        Without gradients, and in `eval()`, the model runs plainly in any case.
+        What to do with a call that the plan does not cover: raise an error, run the model
+        without a plan, or make a plan for it within the same budget (other shapes, training
+        flags, autocast). Up to `MOST_OTHER_PLANS` such plans are kept: if there are many
+        lengths, pad to a few. Without gradients, and in `eval()`, the model always runs without
+        a plan.
     costs : "measured" or "flops"
-        As for `trace`; counts only if a budget is given.
+        As for `trace`; used only if a budget is given.
     reserve, optimizer, accumulate_gradients
-        As for `trace`, with a budget; a plan holds them. A plan for existing gradients may run
-        without, and needs less then; another plan with existing gradients needs as much more
-        as they have bytes.
+        As for `trace`; only with a budget, because a plan contains them. A plan made for
+        existing gradients may run without them, and then needs less memory; another plan that
+        runs with existing gradients needs as many bytes more as they have.
     **options
         For `make_plan`, if a budget is given: `solver`, `time_limit` (20 s by default here),
-        `order`, `seed`.
+        `reorder`, `seed`.
 
     Returns
     -------
@@ -83,80 +100,174 @@ def checkpointed(
     CaptureError
         If the model cannot be captured, or nothing in it is trainable.
     PlanMismatchError
-        If the plan belongs to another model, or to arguments of other shapes.
+        If the plan is for another model, or for arguments of other shapes.
     BudgetTooSmallError
         If no schedule fits the budget, or none is known.
     InvalidOptionError
-        If `granularity` or `on_mismatch` is unknown, or options or `on_mismatch="plan"` come
-        with a finished plan, or the size of the optimizer's state cannot be found.
+        If `granularity` or `on_mismatch` is unknown, if options or `on_mismatch="plan"` come
+        with a finished plan, or if the size of the optimizer's state cannot be found.
     """
-    if granularity not in get_args(Granularity):
-        raise InvalidOptionError(f'granularity is "auto", "operations" or "layers", not {granularity!r}')
-    if on_mismatch not in get_args(OnMismatch):
-        raise InvalidOptionError(f'on_mismatch is "error", "plain" or "plan", not {on_mismatch!r}')
-    is_budget = isinstance(plan_or_budget, (int, str))
-    if not is_budget and not isinstance(plan_or_budget, Plan):
-        raise InvalidOptionError(f"give a plan or a budget, not {type(plan_or_budget).__name__}")
-    beside = {"reserve": reserve, "optimizer": optimizer, "accumulate_gradients": accumulate_gradients}
-    given = sorted([*options, *(name for name, value in beside.items() if value)])
-    if given and not is_budget:
-        raise InvalidOptionError(f"options {given} are for making a plan, and a finished plan was given")
+    request = PlanRequest(
+        model=model,
+        plan_or_budget=plan_or_budget,
+        loss=loss,
+        granularity=granularity,
+        on_mismatch=on_mismatch,
+        costs=costs,
+        reserve=reserve,
+        optimizer=optimizer,
+        accumulate_gradients=accumulate_gradients,
+        options=options,
+    )
+    others = None
     if on_mismatch == "plan":
-        if not is_budget:
-            raise InvalidOptionError('on_mismatch="plan" makes plans within a budget, and a finished plan was given')
-        make = functools.partial(
-            checkpointed,
-            model,
-            plan_or_budget,
-            loss=loss,
-            granularity=granularity,
-            costs=costs,
-            reserve=reserve,
-            optimizer=optimizer,
-            accumulate_gradients=accumulate_gradients,
-            **options,
-        )
-        module = make(args, kwargs)
-        module.on_mismatch = on_mismatch
-        module.others = OtherPlans(make)
-        return module
-    if isinstance(plan_or_budget, Plan):
-        memory = memory_beside(plan_or_budget.graph)
-    else:
-        memory = read_device_memory(model, reserve, optimizer, accumulate_gradients)
+        others = OtherPlans(functools.partial(_build_module, replace(request, on_mismatch="error")))
+    return _build_module(request, args, kwargs, others)
 
-    def by_layers() -> CheckpointedModule:
-        return checkpointed_layers(
-            model, plan_or_budget, args, kwargs, loss=loss, on_mismatch=on_mismatch, memory=memory, **options
-        )
 
-    route, *others = _routes(model, plan_or_budget, granularity)
-    if route == "layers":
-        return by_layers()
-    if not isinstance(model, nn.Module):
-        raise InvalidOptionError(f'granularity "operations" is for an nn.Module, not {type(model).__name__}')
-    try:
-        captured = capture(model, args, kwargs, loss, costs=costs if is_budget else "flops", memory=memory)
-    except CaptureError:
-        if not others:
-            raise
-        return by_layers()
-    if isinstance(plan_or_budget, (int, str)):
-        plan = make_plan(captured.graph, plan_or_budget, **(PLANNING | options))
-    else:
-        plan = plan_or_budget
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlanRequest:
+    """Everything that `checkpointed` is given except the arguments of the call; validated on construction.
+
+    Parameters
+    ----------
+    model, plan_or_budget, loss, granularity, on_mismatch, costs
+        As for `checkpointed`.
+    reserve, optimizer, accumulate_gradients, options
+        As for `checkpointed`.
+
+    Raises
+    ------
+    InvalidOptionError
+        As for `checkpointed`.
+    """
+
+    model: nn.Module | Sequence[Callable[..., object]]
+    plan_or_budget: Plan | int | str
+    loss: Callable[..., Tensor] | None
+    granularity: str
+    on_mismatch: OnMismatch
+    costs: Costs
+    reserve: int | str
+    optimizer: Optimizer | None
+    accumulate_gradients: bool
+    options: SolveOptions
+
+    def __post_init__(self) -> None:
+        if self.granularity not in get_args(Granularity):
+            raise InvalidOptionError(f'granularity must be "auto", "operations" or "layers", got {self.granularity!r}')
+        if self.on_mismatch not in get_args(OnMismatch):
+            raise InvalidOptionError(f'on_mismatch must be "error", "plain" or "plan", got {self.on_mismatch!r}')
+        if not isinstance(self.plan_or_budget, (Plan, int, str)):
+            raise InvalidOptionError(
+                f"plan_or_budget must be a plan or a budget, got {type(self.plan_or_budget).__name__}"
+            )
+        if self.has_budget:
+            return
+        memory = ("reserve", "optimizer", "accumulate_gradients")
+        given = sorted([*self.options, *(name for name in memory if getattr(self, name))])
+        if given:
+            raise InvalidOptionError(f"options {given} are for making a plan, but a finished plan was given")
+        if self.on_mismatch == "plan":
+            raise InvalidOptionError(
+                'on_mismatch="plan" makes plans within a budget, but a finished plan was given: give a budget'
+            )
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether plans are to be made, rather than a finished one followed."""
+        return not isinstance(self.plan_or_budget, Plan)
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """The granularities to try, in that order."""
+        if self.granularity != "auto":
+            return (self.granularity,)
+        if isinstance(self.plan_or_budget, Plan):
+            return (self.plan_or_budget.granularity,)
+        if not isinstance(self.model, nn.Module):
+            return ("layers",)
+        return ("operations", "layers") if isinstance(self.model, nn.Sequential) else ("operations",)
+
+    def read_memory(self) -> DeviceMemory:
+        """Return what the device holds in addition to the step.
+
+        It is read anew for every plan: the optimizer's state, and what it trains, may have changed.
+        """
+        if isinstance(self.plan_or_budget, Plan):
+            return memory_beside(self.plan_or_budget.graph)
+        return read_device_memory(self.model, self.reserve, self.optimizer, self.accumulate_gradients)
+
+    def find_plan(self, graph_or_chain: Graph | Chain) -> Plan:
+        """Return the given plan, or make one for the given budget."""
+        if isinstance(self.plan_or_budget, Plan):
+            return self.plan_or_budget
+        return make_plan(graph_or_chain, self.plan_or_budget, **(PLANNING_DEFAULTS | self.options))
+
+
+def _build_module(
+    request: PlanRequest,
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None,
+    others: OtherPlans | None = None,
+) -> CheckpointedModule:
+    """Return the module for calls like this one, by the first of the request's routes that can capture the model."""
+    *attempts, last = (_ROUTES[granularity] for granularity in request.routes)
+    for route in attempts:
+        with contextlib.suppress(CaptureError):
+            return route(request, args, kwargs or {}, others)
+    return last(request, args, kwargs or {}, others)
+
+
+def _build_by_operations(
+    request: PlanRequest, args: Sequence[object], kwargs: Mapping[str, object], others: OtherPlans | None
+) -> CheckpointedModule:
+    """Capture the step as operations, plan them, and generate the code that runs them."""
+    if not isinstance(request.model, nn.Module):
+        raise InvalidOptionError(f'granularity "operations" needs an nn.Module, got {type(request.model).__name__}')
+    costs = request.costs if request.has_budget else "flops"  # a finished plan needs no times
+    captured = capture(request.model, args, kwargs, request.loss, costs=costs, memory=request.read_memory())
+    plan = request.find_plan(captured.graph)
     schedule = translate_schedule(plan.schedule, plan.graph, captured.graph)
-    module = build(model, captured, schedule, args, kwargs, loss=loss, on_mismatch=on_mismatch)
-    module.plan = plan
-    return module
+    program = generate(captured, schedule)
+    return CapturedModule(
+        request.model,
+        captured,
+        program,
+        args,
+        kwargs,
+        loss=request.loss,
+        on_mismatch=request.on_mismatch,
+        plan=plan,
+        others=others,
+    )
 
 
-def _routes(model: object, plan_or_budget: Plan | int | str, granularity: str) -> tuple[str, ...]:
-    """Return the granularities to try, in that order."""
-    if granularity != "auto":
-        return (granularity,)
-    if isinstance(plan_or_budget, Plan):
-        return (plan_or_budget.granularity,)
-    if not isinstance(model, nn.Module):
-        return ("layers",)
-    return ("operations", "layers") if isinstance(model, nn.Sequential) else ("operations",)
+def _build_by_layers(
+    request: PlanRequest, args: Sequence[object], kwargs: Mapping[str, object], others: OtherPlans | None
+) -> CheckpointedModule:
+    """Profile the layers, plan them, and run them as they are.
+
+    A finished plan is matched by the structure digest of a fresh profile, which covers what
+    each layer outputs, saves and keeps, to the byte, but no times and workspaces. Make plan and
+    module under the autocast that the training runs under.
+    """
+    memory = request.read_memory()
+    profiled = profile(request.model, args, kwargs, request.loss, timed=request.has_budget, memory=memory)
+    plan = request.find_plan(profiled.chain)
+    program = translate_layers(plan.schedule, plan.graph, profiled.chain.lowered)
+    return LayeredModule(
+        request.model,
+        profiled,
+        program,
+        args,
+        kwargs,
+        loss=request.loss,
+        on_mismatch=request.on_mismatch,
+        plan=plan,
+        others=others,
+    )
+
+
+_ROUTES = {"operations": _build_by_operations, "layers": _build_by_layers}
+"""The function that builds a module at each granularity."""

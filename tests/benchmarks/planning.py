@@ -23,7 +23,7 @@ from peers import MODELS
 
 import scheduler as sc
 from scheduler.pytorch import trace
-from scheduler.pytorch.execute.module import PLANNING
+from scheduler.pytorch.checkpointing import PLANNING_DEFAULTS
 
 BUDGET = "60%"
 COLUMNS = ["model", "operations", "tracing", "planning", "together", "overhead", "gap"]
@@ -36,7 +36,7 @@ def row(title: str) -> list[object]:
     begun = time.perf_counter()
     graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs="flops")
     traced = time.perf_counter()
-    plan = sc.make_plan(graph, BUDGET, **PLANNING)
+    plan = sc.make_plan(graph, BUDGET, **PLANNING_DEFAULTS)
     planned = time.perf_counter()
     return [
         title,

@@ -1,4 +1,4 @@
-"""What must be equal between a call and the plan."""
+"""What a call, a module and a backward must have in common with those of the plan."""
 
 from __future__ import annotations
 
@@ -8,18 +8,42 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from scheduler.errors import ExecutionError
 from scheduler.pytorch.capture.arguments import Signature
 
 
 @dataclass(frozen=True)
 class CallKey:
-    """What must be equal between a call and the plan."""
+    """What must be equal between a call and the planned one.
+
+    Attributes
+    ----------
+    signature : Signature
+    tensors : tuple of tuple
+        Shape, strides, dtype, device and requires_grad of each distinct tensor in the arguments.
+    """
 
     signature: Signature
     tensors: tuple[tuple[object, ...], ...]
 
+    def difference(self, planned: CallKey) -> str:
+        """Return the first difference from the planned call, "" if there is none."""
+        if self == planned:
+            return ""
+        if self.signature.spec != planned.signature.spec:
+            return f"its arguments are {self.signature.spec}, but the plan has {planned.signature.spec}"
+        if self.signature.leaves != planned.signature.leaves:
+            return f"its constants are {self.signature.leaves}, but the plan has {planned.signature.leaves}"
+        names = ("shape", "strides", "dtype", "device", "requires_grad")
+        for number, (now, then) in enumerate(zip(self.tensors, planned.tensors, strict=True)):
+            for name, a, b in zip(names, now, then, strict=True):
+                if a != b:
+                    return f"{name} of input tensor {number} is {a}, but the plan has {b}"
+        return "its number of tensors differs"
+
 
 def call_key(signature: Signature, tensors: Sequence[Tensor]) -> CallKey:
+    """Return the key of a call from the signature and the distinct tensors of its arguments."""
     return CallKey(
         signature,
         tuple(
@@ -29,46 +53,52 @@ def call_key(signature: Signature, tensors: Sequence[Tensor]) -> CallKey:
     )
 
 
-def describe_difference(key: CallKey, planned: CallKey) -> str:
-    if key.signature.spec != planned.signature.spec:
-        return f"its arguments are {key.signature.spec}, planned were {planned.signature.spec}"
-    if key.signature.leaves != planned.signature.leaves:
-        return f"its constants are {key.signature.leaves}, planned were {planned.signature.leaves}"
-    names = ("shape", "strides", "dtype", "device", "requires_grad")
-    for number, (now, then) in enumerate(zip(key.tensors, planned.tensors, strict=True)):
-        for name, a, b in zip(names, now, then, strict=True):
-            if a != b:
-                return f"{name} of input tensor {number} is {a}, planned was {b}"
-    return "its tensors differ in number"
-
-
 class Modes:
-    """Training flags and autocast state when the plan was made."""
+    """Training flags and autocast state when the plan was made.
+
+    Attributes
+    ----------
+    root_trains : bool
+        Whether the module itself was in training mode.
+    device_types : list of str
+        Device types whose autocast state affects the module.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self.modules = list(module.named_modules())
-        self.flags = [part.training for _, part in self.modules]
+        self._modules = list(module.named_modules())
+        self._flags = [part.training for _, part in self._modules]
         self.root_trains = module.training
-        kinds = {tensor.device.type for tensor in (*module.parameters(), *module.buffers())} | {"cpu"}
-        self.kinds = sorted(kinds - {"meta"})
-        self.autocast = self._autocast()
-
-    def _autocast(self) -> list[torch.dtype | None]:
-        return [torch.get_autocast_dtype(k) if torch.is_autocast_enabled(k) else None for k in self.kinds]
+        types = {tensor.device.type for tensor in (*module.parameters(), *module.buffers())} | {"cpu"}
+        self.device_types = sorted(types - {"meta"})
+        self._autocast = self._read_autocast()
 
     def difference(self) -> str:
-        """Return what differs now, "" if nothing does."""
-        if [part.training for _, part in self.modules] != self.flags:
+        """Return the first difference between now and then, "" if there is none."""
+        if [part.training for _, part in self._modules] != self._flags:
             name, part = next(
-                pair for pair, flag in zip(self.modules, self.flags, strict=True) if pair[1].training != flag
+                pair for pair, flag in zip(self._modules, self._flags, strict=True) if pair[1].training != flag
             )
-            return f'training of module "{name}" is {part.training}, planned was {not part.training}'
-        autocast = self._autocast()
-        if autocast != self.autocast:
-            return f"autocast of {self.kinds} is {autocast}, planned was {self.autocast}"
+            return f'training of module "{name}" is {part.training}, but the plan has {not part.training}'
+        autocast = self._read_autocast()
+        if autocast != self._autocast:
+            return f"autocast of {self.device_types} is {autocast}, but the plan has {self._autocast}"
         return ""
+
+    def _read_autocast(self) -> list[torch.dtype | None]:
+        return [torch.get_autocast_dtype(t) if torch.is_autocast_enabled(t) else None for t in self.device_types]
 
 
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:
-    """Return what must stay of a parameter, buffer or constant while its values change."""
+    """Return the properties of a parameter, buffer or constant that must not change, although its values may."""
     return (tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad)
+
+
+def check_single_backward() -> None:
+    """Raise an `ExecutionError` if the backward that runs now is to be differentiated or repeated."""
+    if torch.is_grad_enabled():
+        raise ExecutionError("a planned step has no second derivative: call backward without create_graph=True")
+    if torch._C._autograd._get_current_graph_task_keep_graph():
+        raise ExecutionError(
+            "the backward of a planned step runs once, because it frees saved tensors as it goes:"
+            " call backward without retain_graph=True, or run the plain module"
+        )

@@ -1,4 +1,4 @@
-"""A planned step as code: one forward and a list of backward segments."""
+"""A planned step as code: one forward and a list of segments of the backward."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ Code = Callable[..., tuple[list[Tensor], ...]]
 
 @dataclass(frozen=True)
 class Forward:
-    """The code of the forward.
+    """The code of the forward pass.
 
     Attributes
     ----------
     run : callable
-        Takes the tensors of `resident` and returns the outputs and the tensors of `saved`.
+        Takes a list of the tensors of `resident`, which it empties, and returns the outputs and
+        the tensors of `saved`.
     resident : tuple of str
         Resident tensors that it reads or changes.
     saved : tuple of str
         Tensors that the first segment of the backward takes.
     source : str
-        The Python text.
+        The Python source code.
     """
 
     run: Code
@@ -41,13 +42,16 @@ class Segment:
     Attributes
     ----------
     run : callable
-        Takes the tensors of `carried` and `resident` and the incoming gradients as two lists,
-        which it empties, and returns its gradients and what the next segment is carried.
-    carried, resident : tuple of str
-        Tensors that it takes from the part before, and resident ones that it reads.
+        Takes two lists, which it empties: the tensors of `carried` and `resident`, and the
+        incoming gradients. Returns its gradients and the tensors that the next segment carries.
+    carried : tuple of str
+        Tensors that the forward or the segment before hands to it.
+    resident : tuple of str
+        Resident tensors that it reads.
     gradients : tuple of int
         Which of the capture's gradients it returns.
     source : str
+        The Python source code.
     """
 
     run: Code
@@ -58,7 +62,7 @@ class Segment:
 
     @property
     def saved(self) -> tuple[str, ...]:
-        """All tensors that it takes."""
+        """All tensors that the segment takes."""
         return (*self.carried, *self.resident)
 
 
@@ -71,9 +75,9 @@ class Program:
     forward : Forward
     backward : tuple of Segment
     outputs : tuple of str
-        The tensor of each of the module's output tensors.
+        The name of the tensor that each of the module's outputs is.
     tangents : Tangents
-        Which outputs receive gradients.
+        The outputs that receive gradients.
     """
 
     forward: Forward

@@ -1,25 +1,26 @@
 """Run a planned step: a module that computes what the original does, in the plan's memory.
 
 The forward runs as generated code inside an autograd function; the backward is a list of
-segments, each one autograd node. What the forward saves goes through autograd's saved
+segments, each one autograd node. Tensors saved by the forward go through autograd's saved
 tensors, so a parameter changed in place between forward and backward is noticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.utils import _pytree as pytree
 
-from scheduler.errors import ExecutionError
 from scheduler.pytorch.capture.captured_step import Capture
-from scheduler.pytorch.capture.joint import TENSOR, Source
+from scheduler.pytorch.capture.joint import TENSOR
 from scheduler.pytorch.execute.codegen import generate
-from scheduler.pytorch.execute.guards import tensor_key
-from scheduler.pytorch.execute.module import CheckpointedModule, OnMismatch
+from scheduler.pytorch.execute.guards import check_single_backward, tensor_key
+from scheduler.pytorch.execute.module import CheckpointedModule, ModuleSettings
+from scheduler.pytorch.execute.places import Place, places_of
 from scheduler.pytorch.execute.program import Program, Segment
 from scheduler.schedule import Schedule
 
@@ -30,9 +31,7 @@ def build(
     schedule: Schedule,
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
-    *,
-    loss: Callable[..., Tensor] | None = None,
-    on_mismatch: OnMismatch = "error",
+    **settings: Unpack[ModuleSettings],
 ) -> CapturedModule:
     """Return the module that runs a captured step as a schedule says.
 
@@ -42,11 +41,13 @@ def build(
     captured : Capture
         Of this model with these arguments and this loss.
     schedule : Schedule
-        A valid schedule of `captured.graph`.
-    args, kwargs, loss, on_mismatch
+        Valid for `captured.graph`.
+    args, kwargs
         As for `checkpointed`.
+    **settings
+        See `ModuleSettings`.
     """
-    return CapturedModule(model, captured, generate(captured, schedule), args, kwargs or {}, loss, on_mismatch)
+    return CapturedModule(model, captured, generate(captured, schedule), args, kwargs or {}, **settings)
 
 
 class CapturedModule(CheckpointedModule):
@@ -65,44 +66,43 @@ class CapturedModule(CheckpointedModule):
         program: Program,
         args: Sequence[object],
         kwargs: Mapping[str, object],
-        loss: Callable[..., Tensor] | None,
-        on_mismatch: OnMismatch,
+        **settings: Unpack[ModuleSettings],
     ) -> None:
-        super().__init__(module, args, kwargs, loss, on_mismatch)
+        super().__init__(module, args, kwargs, **settings)
         self.program = program
-        self._runner: _Runner = _Runner(self, captured, program)
+        self.runner = _ProgramRunner(self, captured, program)
 
 
-class _Runner:
-    """The generated code with the module's own tensors."""
+class _ProgramRunner:
+    """Runs the generated code on the module's own tensors.
+
+    Attributes
+    ----------
+    program : Program
+    differentiable : set of int
+        Positions of the outputs that receive a gradient.
+    """
 
     def __init__(self, module: nn.Module, captured: Capture, program: Program) -> None:
         self.program = program
-        joint = captured.joint
-        nodes = captured.lowered.resident
-        self.places = [_Place(module, joint.sources[nodes[name]]) for name in program.forward.resident]
-        needed = {name: i for i, name in enumerate(program.forward.resident)}
-        self.expected: list[tuple[_Place, tuple[object, ...]]] = []
-        for name, node in nodes.items():
-            source = joint.sources[node]
-            if source.kind != "input":
-                place = self.places[needed[name]] if name in needed else _Place(module, source)
-                self.expected.append((place, tensor_key(place.find(()))))
-        self.segments = [_SegmentPlaces(module, captured, segment) for segment in program.backward]
-        self.outputs = program.outputs
-        self.output_places = [
-            _Place(module, joint.sources[nodes[name]]) if name in nodes else None for name in program.outputs
+        self.differentiable = set(program.tangents.outputs)
+        resident = captured.lowered.resident
+        self._places = dict(zip(resident, places_of(module, captured, [*resident]), strict=True))
+        self._forward_places = [self._places[name] for name in program.forward.resident]
+        self._output_places = [self._places.get(name) for name in program.outputs]
+        self._segments = [_SegmentPlaces(module, captured, segment) for segment in program.backward]
+        self._planned = [
+            (place, tensor_key(place.find(()))) for place in self._places.values() if place.source.kind != "input"
         ]
-        self.with_tangent = set(program.tangents.outputs)
-        self.spec = joint.output_spec
-        self.leaves = joint.output_leaves
+        self._output_spec = captured.joint.output_spec
+        self._output_leaves = captured.joint.output_leaves
 
     def difference(self) -> str:
         """Return what differs in parameters, buffers and constants, "" if nothing does."""
-        for place, key in self.expected:
+        for place, key in self._planned:
             tensor = place.find(())
             if tensor_key(tensor) != key:
-                return f'{place.source.kind} "{place.source.names[0]}" is {tensor_key(tensor)}, planned was {key}'
+                return f'{place.source.kind} "{place.source.names[0]}" is {tensor_key(tensor)}, but the plan has {key}'
             if not place.is_shared(tensor):
                 return f"{', '.join(place.source.names)} were one tensor when the plan was made"
         return ""
@@ -111,69 +111,48 @@ class _Runner:
         """Run the forward on these inputs and return the module's outputs."""
         values = self._forward(inputs)
         tensors = iter(
-            value if i in self.with_tangent else _without_gradient(value if place is None else place.find(inputs))
-            for i, (value, place) in enumerate(zip(values, self.output_places, strict=True))
+            value if i in self.differentiable else _without_gradient(value if place is None else place.find(inputs))
+            for i, (value, place) in enumerate(zip(values, self._output_places, strict=True))
         )
-        leaves = [next(tensors) if leaf is TENSOR else leaf for leaf in self.leaves]
-        return pytree.tree_unflatten(leaves, self.spec)
+        leaves = [next(tensors) if leaf is TENSOR else leaf for leaf in self._output_leaves]
+        return pytree.tree_unflatten(leaves, self._output_spec)
 
     def _forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the outputs, behind one autograd node per segment of the backward."""
-        resident = [place.find(inputs) for place in self.places]
+        resident = [place.find(inputs) for place in self._forward_places]
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
             outputs, saved = self.program.forward.run(resident)
         step = _Step(self)
         token: object = None
-        for position in range(len(self.segments) - 1, 0, -1):
-            places = self.segments[position]
+        for position in range(len(self._segments) - 1, 0, -1):
+            places = self._segments[position]
             read = [place.find(inputs) for place in places.resident]
             roots = [place.find(inputs) for place in places.roots]
             token = _SegmentNode.apply(step, position, [], read, token, *roots)  # type: ignore[no-untyped-call]
-        roots = [place.find(inputs) for place in self.segments[0].roots]
+        roots = [place.find(inputs) for place in self._segments[0].roots]
         return _SegmentNode.apply(step, 0, outputs, saved, token, *roots)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _SegmentPlaces:
-    """Where a segment of the backward finds resident tensors, and those whose gradients it returns."""
+    """Where a segment of the backward finds resident tensors, and the tensors whose gradients it returns."""
 
     def __init__(self, module: nn.Module, captured: Capture, segment: Segment) -> None:
-        joint, nodes = captured.joint, captured.lowered.resident
-        self.resident = [_Place(module, joint.sources[nodes[name]]) for name in segment.resident]
-        self.roots = [_Place(module, joint.sources[joint.gradients[i][0]]) for i in segment.gradients]
-
-
-class _Place:
-    """Where a resident tensor is found at run time."""
-
-    def __init__(self, pair: nn.Module, source: Source) -> None:
-        self.source = source
-        self.holders: list[tuple[dict[str, Tensor], str]] = []
-        if source.kind == "input" or source.read is not None:
-            return
-        for name in source.paths:
-            path, _, key = name.rpartition(".")
-            owner = pair.get_submodule(path)
-            holder = {"parameter": owner._parameters, "buffer": owner._buffers, "constant": vars(owner)}
-            self.holders.append((holder[source.kind], key))  # type: ignore[arg-type]
-
-    def find(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Return the tensor."""
-        if self.source.kind == "input":
-            return inputs[self.source.position]
-        if self.source.read is not None:
-            return self.source.read()
-        holder, key = self.holders[0]
-        return holder[key]
-
-    def is_shared(self, tensor: Tensor) -> bool:
-        """Return whether all names still hold the same tensor."""
-        return len(self.holders) < 2 or all(holder[key] is tensor for holder, key in self.holders)
+        joint = captured.joint
+        self.resident = places_of(module, captured, segment.resident)
+        self.roots = [Place(module, joint.sources[joint.gradients[i][0]]) for i in segment.gradients]
 
 
 class _Step:
-    """One step between its forward and the end of its backward: what a segment hands to the next."""
+    """One step between its forward and the end of its backward.
 
-    def __init__(self, runner: _Runner) -> None:
+    Attributes
+    ----------
+    runner : _ProgramRunner
+    carried : list of Tensor
+        Tensors that the last segment to run hands to the next.
+    """
+
+    def __init__(self, runner: _ProgramRunner) -> None:
         self.runner = runner
         self.carried: list[Tensor] = []
 
@@ -182,7 +161,7 @@ class _SegmentNode(torch.autograd.Function):
     """A segment of the backward.
 
     The first returns the outputs. The order of the others passes from one to the next as an
-    empty tensor, on the device of the gradients: there autograd accumulates the gradients of
+    empty tensor on the device of the gradients: there, autograd accumulates the gradients of
     one segment before it begins the next.
     """
 
@@ -195,20 +174,14 @@ class _SegmentNode(torch.autograd.Function):
         if position:
             ctx.set_materialize_grads(False)
             return torch.empty(0, device=roots[0].device if roots else None)
-        with_tangent = step.runner.with_tangent
-        ctx.mark_non_differentiable(*(output for i, output in enumerate(outputs) if i not in with_tangent))
+        differentiable = step.runner.differentiable
+        ctx.mark_non_differentiable(*(output for i, output in enumerate(outputs) if i not in differentiable))
         return tuple(outputs)
 
     @staticmethod
     @_disable_dynamo
     def backward(ctx, incoming):  # type: ignore[no-untyped-def]
-        if torch.is_grad_enabled():
-            raise ExecutionError("a planned step has no second derivative: call backward without create_graph=True")
-        if torch._C._autograd._get_current_graph_task_keep_graph():
-            raise ExecutionError(
-                "the backward of a planned step runs once, freeing what it saved as it goes:"
-                " call backward without retain_graph=True, or run the plain module"
-            )
+        check_single_backward()
         step, position = ctx.step, ctx.position
         saved = [*step.carried, *ctx.saved_tensors]
         step.carried = []

@@ -1,4 +1,4 @@
-"""Carry a schedule over to another capture of the same program."""
+"""Translate a schedule for another capture of the same step."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from scheduler.schedule import Compute, Free, Schedule
 
 
 def translate_schedule(schedule: Schedule, planned: Graph, fresh: Graph) -> Schedule:
-    """Return a schedule of one graph for another capture of the same program.
+    """Return a schedule of one graph as a schedule of another capture of the same step.
 
-    Operations correspond by position, tensors by the operation and output that make them.
+    Operations correspond by position, tensors by the operation and output that produce them.
 
     Parameters
     ----------
     schedule : Schedule
-        Of `planned`.
+        Valid for `planned`.
     planned, fresh : Graph
+        The graph of the plan, and that of the new capture.
 
     Raises
     ------
     PlanMismatchError
-        If the structures differ.
+        If the structures of the graphs differ.
     """
     if planned.structure_digest != fresh.structure_digest:
         raise PlanMismatchError(_difference(planned, fresh))
-    if schedule_names(planned) == schedule_names(fresh):
+    if _names(planned) == _names(fresh):
         return schedule
     operations = {a.name: b.name for a, b in zip(planned.operations, fresh.operations, strict=True)}
     tensors = {
@@ -41,15 +42,18 @@ def translate_schedule(schedule: Schedule, planned: Graph, fresh: Graph) -> Sche
     )
 
 
-def schedule_names(graph: Graph) -> list[tuple[str, Sequence[str]]]:
-    """Return the names that a schedule may use."""
+def _names(graph: Graph) -> list[tuple[str, Sequence[str]]]:
+    """Return the names that a schedule of a graph may contain."""
     return [(operation.name, operation.outputs) for operation in graph.operations]
 
 
 def _difference(planned: Graph, fresh: Graph) -> str:
     advice = "make a new plan for this model and these arguments"
     if len(planned.operations) != len(fresh.operations):
-        return f"the plan has {len(planned.operations)} operations, the captured step {len(fresh.operations)}: {advice}"
+        return (
+            f"the plan has {len(planned.operations)} operations and the captured step has"
+            f" {len(fresh.operations)} operations: {advice}"
+        )
     for i, (one, other) in enumerate(zip(planned.operations, fresh.operations, strict=True)):
         if one.signature != other.signature:
             return (

@@ -91,7 +91,7 @@ def test_the_plan_not_used_for_longest_is_dropped(monkeypatch: pytest.MonkeyPatc
     kept = []
     for rows in (9, 10, 9, 11, 8):
         module(batch(rows, 16)).backward()
-        kept.append([other._key.tensors[0][0][0] for other in module.others.modules])
+        kept.append([other.planned_call.tensors[0][0][0] for other in module.others.modules])
     assert kept == [[9], [9, 10], [10, 9], [9, 11], [9, 11]]
 
 

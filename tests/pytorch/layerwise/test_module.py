@@ -418,9 +418,9 @@ class Untraceable(nn.Module):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda model: model.append(nn.Tanh()), "there are 7 layers, loss included, planned were 6"),
+        (lambda model: model.append(nn.Tanh()), "there are 7 layers, including the loss, but the plan has 6"),
         (lambda model: model.__setitem__(1, nn.ReLU()), '"1.ReLU" is another object'),
-        (lambda model: setattr(model[2], "bias", None), '"2.Linear" has 1 parameters and buffers, planned were 2'),
+        (lambda model: setattr(model[2], "bias", None), '"2.Linear" has 1 parameters and buffers, but the plan has 2'),
         (lambda model: model[2].bias.requires_grad_(False), '"bias" of layer "2.Linear"'),
         (lambda model: model.double(), '"weight" of layer "0.Linear" is .*float64'),
         (lambda model: model[1].eval(), 'training of module "1" is False'),
@@ -445,7 +445,7 @@ def test_a_module_exchanged_inside_a_layer_is_noticed():
 
 def test_another_batch_is_refused_or_runs_plainly():
     model = mlp()
-    with pytest.raises(ExecutionError, match=r"shape of input tensor 0 is \(3, 16\), planned was \(8, 16\)"):
+    with pytest.raises(ExecutionError, match=r"shape of input tensor 0 is \(3, 16\), but the plan has \(8, 16\)"):
         planned(model)(batch(3, 16))
     module = planned(model, on_mismatch="plain")
     assert torch.equal(module(batch(3, 16)), mean_square(model(batch(3, 16))))
@@ -461,7 +461,7 @@ def test_a_layer_that_returns_other_shapes_than_planned_is_noticed():
     model = nn.Sequential(nn.Linear(16, 16), Growing(), nn.Tanh())
     module = planned(model)
     model[1].width = 5
-    with pytest.raises(ExecutionError, match=r'"1.Growing" returns .*\(8, 5\).*planned was .*\(8, 4\)'):
+    with pytest.raises(ExecutionError, match=r'"1.Growing" returns .*\(8, 5\).*but the plan has .*\(8, 4\)'):
         module(batch(8, 16))
 
 
@@ -508,7 +508,7 @@ def test_unknown_options_are_refused():
         checkpointed(mlp(), "80%", (batch(8, 16),), granularity="rows")
     with pytest.raises(InvalidOptionError, match="a plan or a budget"):
         checkpointed(mlp(), None, (batch(8, 16),))
-    with pytest.raises(InvalidOptionError, match=r"for an nn\.Module, not list"):
+    with pytest.raises(InvalidOptionError, match=r"needs an nn\.Module, got list"):
         checkpointed(list(mlp()), "80%", (batch(8, 16),), granularity="operations")
     with pytest.raises(InvalidOptionError, match=r"Linear.*give its layers as a list"):
         checkpointed(nn.Linear(16, 8), "80%", (batch(8, 16),), granularity="layers")

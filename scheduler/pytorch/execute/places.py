@@ -1,0 +1,66 @@
+"""Where a resident tensor is found when the step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from scheduler.pytorch.capture.captured_step import Capture
+from scheduler.pytorch.capture.joint import Source
+
+
+class Place:
+    """Where a resident tensor is found when the step runs: in the arguments, or in an attribute of a module.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Holds the model as `module` and the loss as `loss`.
+    source : Source
+        Where the tensor came from when the step was captured.
+    """
+
+    def __init__(self, module: nn.Module, source: Source) -> None:
+        self.source = source
+        self._holders: list[tuple[Mapping[str, Tensor], str]] = []
+        if source.kind == "input" or source.read is not None:
+            return
+        for name in source.paths:
+            path, _, key = name.rpartition(".")
+            owner = module.get_submodule(path)
+            holder = {"parameter": owner._parameters, "buffer": owner._buffers, "constant": vars(owner)}
+            self._holders.append((holder[source.kind], key))  # type: ignore[arg-type]
+
+    def find(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the tensor.
+
+        Parameters
+        ----------
+        inputs : sequence of Tensor
+            The distinct tensors in the arguments of the call.
+        """
+        if self.source.kind == "input":
+            return inputs[self.source.position]
+        if self.source.read is not None:
+            return self.source.read()
+        holder, key = self._holders[0]
+        return holder[key]
+
+    def is_shared(self, tensor: Tensor) -> bool:
+        """Return whether all names of the tensor still refer to this one."""
+        return len(self._holders) < 2 or all(holder[key] is tensor for holder, key in self._holders)
+
+
+def places_of(module: nn.Module, captured: Capture, names: Sequence[str]) -> list[Place]:
+    """Return the places of resident tensors of a captured step.
+
+    Parameters
+    ----------
+    module : nn.Module
+        As for `Place`.
+    captured : Capture
+    names : sequence of str
+    """
+    sources, nodes = captured.joint.sources, captured.lowered.resident
+    return [Place(module, sources[nodes[name]]) for name in names]
