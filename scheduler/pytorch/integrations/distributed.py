@@ -1,8 +1,8 @@
-"""One plan for all processes: made once, sent as text, simulated and compared by each.
+"""Share one plan among processes: one makes it and sends it as text, each simulates and compares it.
 
-A plan that each process made for itself could differ in its random numbers, in what its clock
-measured and in when its time was up; processes that follow different plans meet in different
-collectives, and hang.
+If each process made its own, the plans could differ in random numbers, measured times and the
+moment at which the time limit ended the search. Processes that follow different plans can
+call their collectives in different orders and hang.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from scheduler.plan import Plan
 
 
 def share_plan(make: Callable[[], Plan], *, group: ProcessGroup | None = None, source: int = 0) -> Plan:
-    """Return the plan that one process makes or loads, on all processes of a group.
+    """Return, on all processes of a group, the plan that one of them makes or loads.
 
-    Every process judges the text that it receives. None goes on before all have the same plan.
+    Every process simulates the plan that it receives. None continues until all have the same.
 
     Parameters
     ----------
     make : callable
         Returns the plan: `lambda: make_plan(trace(model, args), "8GiB")`, or
-        `lambda: Plan.load(path)`. Called on one process only: nothing in it may wait for
-        another.
+        `lambda: Plan.load(path)`. Called on one process only, so it must not wait for another.
     group : ProcessGroup, optional
         All processes by default.
     source : int
@@ -44,27 +43,27 @@ def share_plan(make: Callable[[], Plan], *, group: ProcessGroup | None = None, s
     ExecutionError
         If there is no process group, this process is not in it, or `make` failed on another.
     PlanMismatchError
-        On all processes, if one of them received another plan, or refused it.
+        On all processes, if one of them received another plan or rejected it.
     Exception
-        On the process that makes the plan, what `make` raised.
+        On the process that makes the plan, any error that `make` raises.
     """
     if not dist.is_available() or not dist.is_initialized():
-        raise ExecutionError("there is no process group: call torch.distributed.init_process_group() before")
+        raise ExecutionError("there is no process group: call torch.distributed.init_process_group() first")
     rank = dist.get_rank(group)
     if rank < 0:
-        raise ExecutionError("this process is not in the group: only those in it share the plan")
+        raise ExecutionError("this process is not in the group: call share_plan only on processes of the group")
     text, failure = None, None
     if rank == source:
         try:
             text = json.dumps(make().to_dict(), allow_nan=False)
-        except Exception as error:  # the others wait: they must hear of it, whatever it is
+        except Exception as error:  # whatever it is, the waiting processes must be informed
             failure = error
     sent = _broadcast((text, "" if failure is None else f"{type(failure).__name__}: {failure}"), group, source)
     if failure is not None:
         raise failure
-    received, why = sent
+    received, reason = sent
     if received is None:
-        raise ExecutionError(f"process {source}, which makes the plan for all, failed: {why}")
+        raise ExecutionError(f"process {source}, which makes the plan for all, failed: {reason}")
     return _agreed(received, group)
 
 
@@ -75,16 +74,18 @@ def _broadcast(message: tuple[str | None, str], group: ProcessGroup | None, sour
 
 
 def _agreed(text: str, group: ProcessGroup | None) -> Plan:
-    """Return the plan in a text, once all processes of the group have the same."""
-    plan, mine = None, ""
+    """Return the plan from its text once all processes of the group have the same."""
+    plan = None
     try:
         plan = Plan.from_dict(json.loads(text))
-        mine = plan.digest
+        answer = plan.digest
     except (SchedulerError, ValueError) as error:
-        mine = f"{type(error).__name__}: {error}"
-    found = [""] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group=group)
-    if plan is None or len(set(found)) > 1:
-        listed = "; ".join(f"process {rank}: {entry}" for rank, entry in enumerate(found))
-        raise PlanMismatchError(f"the processes do not have the same plan ({listed}): run the same package on all")
+        answer = f"{type(error).__name__}: {error}"
+    answers = [""] * dist.get_world_size(group)
+    dist.all_gather_object(answers, answer, group=group)
+    if plan is None or len(set(answers)) > 1:
+        listed = "; ".join(f"process {rank}: {entry}" for rank, entry in enumerate(answers))
+        raise PlanMismatchError(
+            f"the processes do not have the same plan ({listed}): install the same version of the package on all"
+        )
     return plan

@@ -22,29 +22,28 @@ except ImportError as error:
 class TransformersCallback(TrainerCallback):
     """Train the model of a `transformers.Trainer` within a memory budget.
 
-    The plan is made at the first batch, with the model's own loss in it; the optimizer's
-    state and, with gradient accumulation, existing gradients count; among several processes
-    the buckets in which gradients are reduced do too. Evaluation runs without a plan. Pad to
-    a few lengths: each other shape needs a plan of its own.
+    The first batch makes the plan, which includes the model's own loss. The plan counts the
+    optimizer's state and, with gradient accumulation, the existing gradients; among several
+    processes, also the buckets in which gradients are reduced. Evaluation runs without a
+    plan. Pad to a few lengths, because each shape needs its own plan.
 
     Parameters
     ----------
     budget : Plan, int or str
         As for `checkpointed`.
     **options
-        For `PlannedForward`; `on_mismatch` is "plan" by default if a budget is given and
-        there is one process.
+        For `PlannedForward`.
 
     Attributes
     ----------
     forward : PlannedForward or None
-        In place while training; it holds the plan.
+        Replaces the model's forward during training; it holds the plan.
 
     Raises
     ------
     InvalidOptionError
         When training begins, if the trainer checkpoints or compiles the model itself, or does
-        not take the model's own loss.
+        not use the model's own loss.
     """
 
     def __init__(self, budget: Plan | int | str, **options: Unpack[ForwardOptions]) -> None:
@@ -54,13 +53,11 @@ class TransformersCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Put the planned forward in place."""
+        """Replace the forward of the model."""
         for name in ("activation_checkpointing", "gradient_checkpointing", "torch_compile", "label_smoothing_factor"):
             if getattr(args, name, False):
-                raise InvalidOptionError(
-                    f"{name} changes what a plan decides or what it takes as the loss: turn it off"
-                )
-        optimizer = kwargs["optimizer"]  # accelerate may have wrapped it
+                raise InvalidOptionError(f"{name} interferes with the plan or with the loss in it: turn it off")
+        optimizer = kwargs["optimizer"]  # perhaps wrapped by accelerate
         self.forward = _ModelForward(
             kwargs["model"],
             self.budget,
@@ -72,12 +69,12 @@ class TransformersCallback(TrainerCallback):
         )
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        """Refuse to train on if the forward was not called."""
+        """Raise an error if the forward was not called."""
         if self.forward is not None:
             self.forward.check_applied()
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        """Give the model its own forward back."""
+        """Restore the original forward of the model."""
         if self.forward is not None:
             self.forward.remove()
 
@@ -89,8 +86,8 @@ class _ModelForward(PlannedForward):
         labels = find_labels(type(self.module))  # type: ignore[no-untyped-call]
         if not any(kwargs.get(label) is not None for label in labels):
             raise InvalidOptionError(
-                f"the model is called with {sorted(kwargs)} and without labels ({', '.join(labels)}), so its own loss"
-                " cannot be planned: leave it to the model, without compute_loss_func, or use checkpointed"
+                f"the model is called with {sorted(kwargs)} and without labels ({', '.join(labels)}), so it does not"
+                " compute its own loss: train without compute_loss_func, or use checkpointed"
             )
         return super().plan(body, args, kwargs)
 

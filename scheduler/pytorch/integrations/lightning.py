@@ -17,26 +17,26 @@ except ImportError as error:
 class LightningCallback(Callback):
     """Train a `LightningModule`, or a part of it, within a memory budget.
 
-    The plan is made when the forward of that part is first called in training; the
-    optimizer's state and, with gradient accumulation, existing gradients count; among several
-    processes the buckets in which gradients are reduced do too. What `training_step` computes
-    from what the forward returns, the loss above all, is not in the plan: leave room for it
-    with `reserve=`.
+    The first training call of the forward makes the plan. The plan counts the optimizer's
+    state and, with gradient accumulation, the existing gradients; among several processes,
+    also the buckets in which gradients are reduced. It does not count what `training_step`
+    computes from the outputs of the forward, such as the loss: leave memory for it with
+    `reserve=`.
 
     Parameters
     ----------
     budget : Plan, int or str
         As for `checkpointed`.
     module : str
-        The part of the LightningModule that `training_step` calls, such as "model"; by
-        default the whole, for a `training_step` that calls `self(batch)`.
+        The submodule that `training_step` calls, such as "model". The default is the
+        LightningModule itself, for a `training_step` that calls `self(batch)`.
     **options
         For `PlannedForward`.
 
     Attributes
     ----------
     forward : PlannedForward or None
-        In place while training; it holds the plan.
+        Replaces the forward of that module during training; it holds the plan.
 
     Raises
     ------
@@ -51,10 +51,10 @@ class LightningCallback(Callback):
         self.forward: PlannedForward | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the planned forward in place."""
+        """Replace the forward of the module."""
         if len(trainer.optimizers) != 1:
             raise InvalidOptionError(
-                f"a plan counts the state of one optimizer, and there are {len(trainer.optimizers)}"
+                f"there must be one optimizer, whose state the plan counts, got {len(trainer.optimizers)}"
             )
         are_gradients = getattr(trainer.strategy.model, "gradient_as_bucket_view", True)
         options = self.options if are_gradients else with_buckets(self.options, pl_module)
@@ -67,15 +67,15 @@ class LightningCallback(Callback):
         )
 
     def on_train_batch_end(self, *_: object, **__: object) -> None:
-        """Refuse to train on if the forward was not called."""
+        """Raise an error if the forward was not called."""
         if self.forward is not None:
             self.forward.check_applied()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the module its own forward back."""
+        """Restore the original forward of the module."""
         if self.forward is not None:
             self.forward.remove()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the module its own forward back."""
+        """Restore the original forward of the module."""
         self.on_train_end(trainer, pl_module)

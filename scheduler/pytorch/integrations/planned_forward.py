@@ -1,8 +1,8 @@
-"""Planned training where something else owns the loop: a planned forward in the place of a module's own.
+"""Train with a plan in a loop that someone else owns, by replacing the forward of a module.
 
-The module keeps its class, its hooks and its state dict. The plan is made at the first call
-that trains; among several processes one makes it for all. The callbacks for trainers build on
-this: `transformers_trainer.TransformersCallback` and `lightning_trainer.LightningCallback`.
+The module keeps its class, its hooks and its state dict. The first training call makes the
+plan; among several processes, one makes it for all. The callbacks for trainers build on this:
+`hf_trainer.TransformersCallback` and `lightning.LightningCallback`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scheduler.units import parse_bytes
 
 
 class ForwardOptions(SolveOptions, total=False):
-    """Options of `PlannedForward` that callers of trainers' callbacks choose."""
+    """The options of `PlannedForward` that the callbacks for trainers pass through."""
 
     on_mismatch: OnMismatch
     costs: Costs
@@ -36,30 +36,31 @@ class ForwardOptions(SolveOptions, total=False):
 
 
 class PlannedForward:
-    """A planned forward in the place of a module's own.
+    """A planned forward that replaces the forward of a module.
 
-    In `eval()` and without gradients the module runs as ever.
+    In `eval()` and without gradients, the original forward runs.
 
     Parameters
     ----------
     module : nn.Module
-        Its `forward` is replaced, until `remove` is called.
+        Its `forward` is replaced until `remove` is called.
     budget : Plan, int or str
         As for `checkpointed`.
     loss : callable, optional
-        Makes the loss of what the module returns.
+        Computes the loss from the module's outputs; part of the plan.
     wrap : callable, optional
-        Makes what the module's callers expect of what the planned one returns.
+        Converts what the planned module returns into what callers of `module` expect.
     optimizer : torch.optim.Optimizer, optional
     accumulate_gradients : bool
     **options
-        `on_mismatch`, `costs`, `reserve`, and those of `make_plan`, as for `checkpointed`;
-        `on_mismatch` is "plan" by default where it may be: with a budget, in one process.
+        `on_mismatch`, `costs`, `reserve`, and the options of `make_plan`, as for
+        `checkpointed`; the default of `on_mismatch` is "plan" with a budget in one process,
+        else "error".
 
     Attributes
     ----------
     planned : CheckpointedModule or None
-        None until the first call that trains.
+        None until the first training call.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class PlannedForward:
         module.forward = forward
 
     def remove(self) -> None:
-        """Give the module its own forward back."""
+        """Restore the original forward of the module."""
         if self._own is None:
             vars(self.module).pop("forward", None)
         else:
@@ -101,26 +102,26 @@ class PlannedForward:
         """Raise an `ExecutionError` if the forward has not been called in training."""
         if self.planned is None:
             raise ExecutionError(
-                f"{type(self.module).__name__}.forward was not called in training, so nothing follows a plan:"
-                " name the module that the training step calls"
+                f"{type(self.module).__name__}.forward was not called in training, so no step followed the"
+                " plan: name the module that the training step calls"
             )
 
     def plan(self, body: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> CheckpointedModule:
-        """Return the module's own forward under a plan for this call."""
+        """Return the original forward with a plan for this call."""
         options: dict[str, Any] = dict(self.options)
         is_shared = _are_several()
-        is_made = not isinstance(self.budget, Plan)
-        on_mismatch = options.pop("on_mismatch", "plan" if is_made and not is_shared else "error")
-        if is_made:
-            # Buckets are a standing set of gradients, to which groups are added as they are made.
-            existing = self.accumulate_gradients or is_shared
-            options |= {"optimizer": self.optimizer, "accumulate_gradients": existing}
+        is_budget = not isinstance(self.budget, Plan)
+        on_mismatch = options.pop("on_mismatch", "plan" if is_budget and not is_shared else "error")
+        if is_budget:
+            # The buckets of DistributedDataParallel are gradients that exist before the step adds to them.
+            accumulate = self.accumulate_gradients or is_shared
+            options |= {"optimizer": self.optimizer, "accumulate_gradients": accumulate}
         if not is_shared:
             return checkpointed(body, self.budget, args, kwargs, loss=self.loss, on_mismatch=on_mismatch, **options)
         if on_mismatch == "plan":
             raise InvalidOptionError(
                 'several processes follow one plan: pass on_mismatch="error", or "plain" to run calls of other shapes'
-                " without one"
+                " without a plan"
             )
 
         def make() -> Plan:
@@ -133,16 +134,16 @@ class PlannedForward:
 
 
 def with_buckets(options: ForwardOptions, module: nn.Module) -> ForwardOptions:
-    """Return options that also reserve what reducing gradients among several processes takes.
+    """Return options that also reserve the memory for reducing gradients among several processes.
 
-    DistributedDataParallel keeps as many bytes in its buckets as the gradients have, beside
+    The buckets of DistributedDataParallel have as many bytes as the gradients, in addition to
     them unless `gradient_as_bucket_view` is set.
 
     Parameters
     ----------
     options : ForwardOptions
     module : nn.Module
-        All that is trained.
+        Contains everything that is trained.
     """
     if not _are_several():
         return options
@@ -155,7 +156,7 @@ def _are_several() -> bool:
 
 
 class _Body(nn.Module):
-    """A module without its hooks: calls the forward that the module had when this was made."""
+    """A module without its hooks: calls the forward that the module had on construction of this one."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

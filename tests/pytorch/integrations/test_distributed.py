@@ -49,12 +49,12 @@ def network(*, frozen: bool = False, tied: bool = False) -> nn.Sequential:
 
 
 def batch(step: int) -> Tensor:
-    """The batch of all processes."""
+    """Return the batch of all processes."""
     return torch.randn(PROCESSES * ROWS, WIDTH, generator=torch.Generator().manual_seed(step))
 
 
 def share(step: int, rank: int) -> Tensor:
-    """The rows of one process."""
+    """Return the rows of one process."""
     return batch(step)[rank * ROWS : (rank + 1) * ROWS].clone()
 
 
@@ -85,8 +85,8 @@ def train(
             value.backward()
             losses.append(value.item())
 
-        standing = [x, *(local(t) for p in module.parameters() for t in (p, p.grad) if t is not None)]
-        peak = storage_bytes(standing) + allocator_peak(step)
+        resident = [x, *(local(t) for p in module.parameters() for t in (p, p.grad) if t is not None)]
+        peak = storage_bytes(resident) + allocator_peak(step)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
     return {"losses": losses, "peak": peak}
@@ -101,7 +101,7 @@ def not_called() -> Plan:
 
 
 def replicated(rank: int) -> dict[str, object]:
-    """Train under DistributedDataParallel; note how many gradients had been made as each bucket went out."""
+    """Train under DistributedDataParallel; record how many gradients were ready as each bucket was sent."""
     model, x = network(), share(0, rank)
 
     def make() -> Plan:
@@ -112,23 +112,23 @@ def replicated(rank: int) -> dict[str, object]:
     module = DistributedDataParallel(
         checkpointed(model, plan, (x,), loss=mean_square), gradient_as_bucket_view=True, bucket_cap_mb=0.02
     )
-    made: list[str] = []
+    ready: list[str] = []
     sent: list[int] = []
     for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: made.append(name))
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
 
     def reduce(_, bucket):
-        sent.append(len(made))
+        sent.append(len(ready))
         work = dist.all_reduce(bucket.buffer().div_(PROCESSES), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
     module.register_comm_hook(None, reduce)
     found = train(rank, module)
-    return {**found, "digest": plan.digest, "budget": plan.budget_bytes, "sent": sent, "gradients": len(made)}
+    return {**found, "digest": plan.digest, "budget": plan.budget_bytes, "sent": sent, "gradients": len(ready)}
 
 
 def sharded(rank: int) -> dict[str, object]:
-    """Train under FSDP2, a unit per block; the plan of the blocks counts what the others hold."""
+    """Train under FSDP2, a unit per block; the plan of a block counts the memory of the others."""
     model, example = network(), (torch.randn(ROWS, WIDTH, requires_grad=True),)
     unit = storage_bytes(model[0].parameters())
     shards = 2 * BLOCKS * unit // PROCESSES  # of parameters and of gradients
@@ -162,7 +162,7 @@ def sharded_and_frozen(rank: int) -> dict[str, object]:
 
 
 def in_units(model: nn.Sequential, plan: Plan | None = None, example: tuple[Tensor, ...] = ()) -> nn.Sequential:
-    """Make every block an FSDP2 unit, under the plan if there is one; all inputs require gradients, as in the plan."""
+    """Make every block an FSDP2 unit, with the plan if there is one; all inputs require gradients, as in the plan."""
     for i in range(BLOCKS) if plan is not None else ():
         model[i] = checkpointed(model[i], plan, example)
     for part in model:
@@ -176,15 +176,15 @@ def count_gathers(rank: int, module: nn.Module) -> int:
     return counter.count
 
 
-class MeetsInPlace(Meets):
+class ReducesInPlace(Meets):
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x).tanh().clone()
         dist.all_reduce(h)
         return self.second(h).sum()
 
 
-def meeting(rank: int) -> dict[str, object]:
-    """Run a step with an all-reduce in its forward, plainly and with everything recomputed."""
+def reducing(rank: int) -> dict[str, object]:
+    """Run a step with an all-reduce in its forward, without a plan and with everything recomputed."""
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(rank))
     plain = Meets()
     module, captured, schedule = planned(Meets(), recompute_most, (x,))
@@ -197,9 +197,9 @@ def meeting(rank: int) -> dict[str, object]:
     graph = captured.graph
     recomputed = sum(sc.simulate(graph, schedule).recomputed.values())
     once = [operation.name for operation in graph.operations if not operation.repeatable]
-    measured = trace(Meets(), (x,)) if rank == 0 else None  # the other process does not: measuring must not wait for it
+    measured = trace(Meets(), (x,)) if rank == 0 else None  # on one process: measuring must not wait for the other
     try:
-        trace(MeetsInPlace(), (x,), costs="flops")
+        trace(ReducesInPlace(), (x,), costs="flops")
         refusal = ""
     except CaptureError as error:
         refusal = str(error)
@@ -213,7 +213,7 @@ def meeting(rank: int) -> dict[str, object]:
 
 
 def sharing(rank: int) -> dict[str, object]:
-    """Share plans that cannot be shared."""
+    """Return the errors of plans that cannot be shared."""
     chain = sc.zoo.uniform_chain(4)
 
     def fail() -> Plan:
@@ -243,7 +243,7 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def in_place_of_forward(rank: int) -> dict[str, object]:
-    """Train under DistributedDataParallel with a planned forward that makes its plan at the first call."""
+    """Train under DistributedDataParallel with a planned forward, which plans at the first call."""
     model = network()
     forward = PlannedForward(model, "70%", costs="flops", time_limit=2.0)
     found = train(rank, DistributedDataParallel(model, gradient_as_bucket_view=True), mean_square)
@@ -254,7 +254,7 @@ def in_place_of_forward(rank: int) -> dict[str, object]:
 
 
 def as_in_readme(rank: int) -> dict[str, object]:
-    """Train a model with a tied weight as README says."""
+    """Train a model with a tied weight as in the README."""
     names = run_example("share_plan", sc=sc, model=network(tied=True), args=(share(0, rank),), loss=mean_square)
     return {**train(rank, names["module"]), "digest": names["planned"].plan.digest}
 
@@ -274,7 +274,7 @@ def compiled(rank: int) -> dict[str, object]:
     }
 
 
-def cut_at_buckets(rank: int) -> dict[str, object]:
+def split_at_buckets(rank: int) -> dict[str, object]:
     """Compile a model whose gradients fill several buckets, of which the first holds at least a MiB."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), *(nn.Tanh() for _ in range(4))) for _ in range(3)))
@@ -296,17 +296,19 @@ def cut_at_buckets(rank: int) -> dict[str, object]:
         }
 
     whole = run(budget="100%", solver="save-all", graph_breaks="share")
-    beside = storage_bytes([*model.parameters(), x]) + (whole["count"] - 1) * x.nbytes  # what one hands to the next
+    resident = (
+        storage_bytes([*model.parameters(), x]) + (whole["count"] - 1) * x.nbytes
+    )  # passed from one graph to the next
     return {
         "plain": mean_square(model(x)).item(),
         "whole": whole,
         "refused": run(budget="100%", solver="save-all"),
-        "shared": run(budget=beside + whole["needs"] * 4 // 5, solver="greedy", graph_breaks="share"),
+        "shared": run(budget=resident + whole["needs"] * 4 // 5, solver="greedy", graph_breaks="share"),
     }
 
 
 def wrapped(rank: int) -> dict[str, dict[str, str]]:
-    """Plan around modules that are wrapped already."""
+    """Return the errors of planning modules that are already wrapped."""
 
     def errors(module: nn.Module, layers: list[nn.Module]) -> dict[str, str]:
         args = (share(0, rank),)
@@ -318,7 +320,7 @@ def wrapped(rank: int) -> dict[str, dict[str, str]]:
 
     replica, block = DistributedDataParallel(network()), DistributedDataParallel(network()[0])
     gathered = fully_shard(network())
-    gathered.unshard()  # its parameters are no DTensors now
+    gathered.unshard()  # its parameters are not DTensors now
     found = errors(fully_shard(network()), [*in_units(network())])
     return {
         "replicated": errors(replica, [block, nn.Tanh()]),
@@ -327,8 +329,8 @@ def wrapped(rank: int) -> dict[str, dict[str, str]]:
 
 
 WORK = (
-    *(as_in_readme, replicated, sharded, sharded_and_frozen, meeting, sharing, in_place_of_forward),
-    *(compiled, cut_at_buckets, wrapped),
+    *(as_in_readme, replicated, sharded, sharded_and_frozen, reducing, sharing, in_place_of_forward),
+    *(compiled, split_at_buckets, wrapped),
 )
 
 
@@ -338,7 +340,7 @@ def do_all(rank: int) -> dict[str, dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def outcome() -> Callable[[Callable[..., object]], list[dict[str, object]]]:
-    """What each process returned: the processes start once, for all tests."""
+    """The answers of each process; the processes start once for all tests."""
     found = run_on_processes(do_all, count=PROCESSES)
     return lambda work: [answers[work.__name__] for answers in found]
 
@@ -356,21 +358,21 @@ def test_processes_follow_one_plan_and_train_as_one_process_does(outcome, work):
     assert means == pytest.approx(expected, rel=1e-5)
 
 
-def test_replicas_stay_within_the_budget_bucket_by_bucket(outcome):
+def test_replicas_stay_within_the_budget_and_send_buckets_early(outcome):
     for found in outcome(replicated):
         assert 0.9 * found["budget"] < found["peak"] <= found["budget"]
         assert found["gradients"] == STEPS * 4 * BLOCKS
         per_step = [sent - found["gradients"] + 4 * BLOCKS for sent in found["sent"]]
         last_step = [sent for sent in per_step if sent > 0]
         assert len(last_step) > 3
-        assert last_step[0] <= 4 * BLOCKS / 2  # half of the gradients are not made yet
+        assert last_step[0] <= 4 * BLOCKS / 2  # half of the gradients are not ready yet
 
 
-def test_a_planned_forward_hands_gradients_over_in_groups_where_processes_reduce_them(outcome):
+def test_a_planned_forward_returns_gradients_in_groups_if_processes_reduce_them(outcome):
     assert all(found["segments"] > 4 for found in outcome(in_place_of_forward))
 
 
-def test_shards_stay_within_the_budget_with_what_other_units_hold(outcome):
+def test_shards_stay_within_the_budget_including_the_memory_of_other_units(outcome):
     one, other = outcome(sharded)
     ((budget, claimed),) = one["claims"]
     assert other["claims"] == []
@@ -378,14 +380,14 @@ def test_shards_stay_within_the_budget_with_what_other_units_hold(outcome):
         assert found["peak"] <= claimed <= budget
 
 
-def test_recomputing_gathers_no_parameters_again(outcome):
+def test_recomputing_does_not_gather_parameters_again(outcome):
     for found in outcome(sharded):
         planned_gathers, plain_gathers = found["gathers"]
         assert planned_gathers == plain_gathers > BLOCKS
 
 
-def test_a_collective_runs_once_whatever_is_recomputed(outcome):
-    answers = outcome(meeting)
+def test_a_collective_is_never_recomputed(outcome):
+    answers = outcome(reducing)
     for found in answers:
         (count, loss, gradients), ours = found["results"]
         assert count == 2  # one in the forward and its gradient's in the backward
@@ -396,12 +398,12 @@ def test_a_collective_runs_once_whatever_is_recomputed(outcome):
     assert len(answers[0]["times"]) > 4
 
 
-def test_a_collective_in_place_is_refused(outcome):
-    for found in outcome(meeting):
+def test_a_collective_in_place_is_rejected(outcome):
+    for found in outcome(reducing):
         assert '"c10d.allreduce_.default" for its effects' in found["refusal"]
 
 
-def test_what_goes_wrong_on_one_process_is_known_to_all(outcome):
+def test_an_error_on_one_process_is_reported_on_all(outcome):
     one, other = outcome(sharing)
     assert one["made"].startswith("ExecutionError: process 1, which makes the plan for all, failed: BudgetTooSmall")
     assert other["made"].startswith("BudgetTooSmallError: ")
@@ -412,19 +414,19 @@ def test_what_goes_wrong_on_one_process_is_known_to_all(outcome):
         assert errors["solved by each"].startswith("InvalidOptionError: several processes follow one plan")
 
 
-def test_a_plan_is_shared_in_a_process_group_only():
+def test_sharing_a_plan_needs_a_process_group():
     with pytest.raises(ExecutionError, match="no process group"):
         share_plan(not_called)
 
 
-def test_a_model_compiled_inside_of_ddp_follows_a_plan(outcome):
+def test_a_model_compiled_inside_ddp_follows_a_plan(outcome):
     for found in outcome(compiled):
         assert found["recomputed"] > 0
-        assert found["outside"] == (found["losses"], 0)  # around it TorchDynamo skips what is torch's own code
+        assert found["outside"] == (found["losses"], 0)  # around DDP, TorchDynamo skips torch's own code
 
 
-def test_a_graph_that_is_cut_at_buckets_is_refused_or_shares_the_budget(outcome):
-    for found in outcome(cut_at_buckets):
+def test_a_graph_that_is_split_at_buckets_is_rejected_or_shares_the_budget(outcome):
+    for found in outcome(split_at_buckets):
         assert "unless torch._dynamo.config.optimize_ddp is False" in found["refused"]["error"]
         whole, shared = found["whole"], found["shared"]
         assert not shared["error"]
@@ -434,7 +436,7 @@ def test_a_graph_that_is_cut_at_buckets_is_refused_or_shares_the_budget(outcome)
 
 
 @pytest.mark.parametrize("kind", ["replicated", "sharded"])
-def test_wrapping_before_planning_is_refused_with_the_right_order(outcome, kind):
+def test_wrapping_before_planning_is_rejected_with_the_right_order(outcome, kind):
     for errors in outcome(wrapped):
         for found in errors[kind].values():
             assert found.startswith("CaptureError: ")

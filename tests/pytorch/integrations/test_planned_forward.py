@@ -37,7 +37,7 @@ def gradients(model: nn.Module, *calls: tuple[Tensor, float]) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters()]
 
 
-def test_a_planned_forward_stands_in_for_the_modules_own_and_goes():
+def test_a_planned_forward_replaces_the_modules_own_until_it_is_removed():
     model, plain, seen = Network(), Network(), []
     names, own = list(model.state_dict()), vars(model).copy()
     model.register_forward_hook(lambda *_: seen.append("hook"))
@@ -52,7 +52,7 @@ def test_a_planned_forward_stands_in_for_the_modules_own_and_goes():
     assert type(model.forward.__func__) is type(Network.forward)
 
 
-def test_calls_of_other_shapes_get_plans_of_their_own():
+def test_calls_with_other_shapes_get_their_own_plans():
     model, plain = Network(), Network()
     forward = PlannedForward(model, "90%", **OPTIONS)
     calls = [(batch(96), 1.0), (batch(64), 1.0), (batch(96), 3.0), (batch(64), 1.0)]
@@ -61,7 +61,7 @@ def test_calls_of_other_shapes_get_plans_of_their_own():
     assert len(forward.planned.others.modules) == 2
 
 
-def test_evaluation_runs_as_ever():
+def test_evaluation_runs_the_original_forward():
     model = Network()
     forward = PlannedForward(model, "70%", **OPTIONS)
     expected = copy.deepcopy(Network()).eval()(batch())
@@ -73,7 +73,7 @@ def test_evaluation_runs_as_ever():
         forward.check_applied()
 
 
-def test_a_forward_that_was_replaced_before_comes_back():
+def test_a_forward_that_was_already_replaced_is_restored():
     model = Network()
     model.forward = lambda x: x * sum(p.sum() for p in model.parameters())
     before = model.forward

@@ -1,4 +1,4 @@
-"""Trainers that start under torchrun's environment: two processes that follow one plan."""
+"""Trainers in the environment of torchrun: two processes follow one plan."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def do_all(rank: int, folder: str) -> dict[str, dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory) -> Callable[[Callable[..., object]], list[dict[str, object]]]:
-    """What each process returned: the processes start once, for all tests."""
+    """The answers of each process; the processes start once for all tests."""
     found = run_on_processes(do_all, str(tmp_path_factory.mktemp("out")))
     return lambda work: [answers[work.__name__] for answers in found]
 
@@ -84,7 +84,7 @@ def outcomes(tmp_path_factory) -> Callable[[Callable[..., object]], list[dict[st
 def test_a_trainer_on_two_processes_trains_as_without_a_plan(outcomes, work):
     one, other = outcomes(work)
     assert one["digest"] == other["digest"]
-    assert one["losses"][0] != other["losses"][0]  # they have other rows
+    assert one["losses"][0] != other["losses"][0]  # each has its own rows
     for found in (one, other):
         planned, plain = found["losses"]
         assert len(planned) == STEPS
@@ -93,7 +93,7 @@ def test_a_trainer_on_two_processes_trains_as_without_a_plan(outcomes, work):
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_the_buckets_of_a_trainer_count_beside_the_gradients(outcomes, work):
+def test_the_buckets_of_a_trainer_count_in_addition_to_the_gradients(outcomes, work):
     extra = {transformers_trainer: 0, lightning_trainer: 64 * 1024}[work]
     for found in outcomes(work):
         assert found["reserve"] == found["buckets"] + extra
