@@ -352,6 +352,6 @@ def test_a_dead_worker_gives_no_answer_and_a_hint(
     def die(*arguments: object, **options: object) -> None:
         raise BrokenProcessPool("a process was terminated abruptly")
 
-    monkeypatch.setattr("scheduler.comparisons.sweep._solved_elsewhere", die)
+    monkeypatch.setattr("scheduler.comparisons.sweep._rows_from_executor", die)
     assert main(["compare", graph_file, "--budgets", "100%", "--solvers", "save-all", "--jobs", "2"]) == 3
     assert "use fewer --jobs" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A file of JSON lines that grows by one synced entry at a time, and outlives a kill."""
+"""Journals: files of JSON lines, synced after each entry, so that a killed process loses no finished entry."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from scheduler.errors import InvalidOptionError
 
 
 class Entries(NamedTuple):
-    """What a journal holds.
+    """The content of a journal.
 
     Attributes
     ----------
     values : tuple of dict
-        One per whole line.
+        One per complete line.
     size_bytes : int
-        Of the whole lines: what follows was being written when the writer was killed.
+        Total size of the complete lines. A rest after them is an entry whose writer was killed.
     """
 
     values: tuple[dict[str, object], ...]
@@ -27,25 +27,25 @@ class Entries(NamedTuple):
 
 
 class Journal:
-    """Append entries to a file, each one on disk before the next.
+    """A file to which entries are appended, each of them synced to disk before the next.
 
     Parameters
     ----------
     path : path
-        Made if it is missing. A half-written last line is left out, and overwritten by the
-        next entry; nothing else in the file is ever changed.
+        Created if it is missing. An incomplete last line is ignored, and overwritten by the
+        next entry; nothing else in the file ever changes.
 
     Attributes
     ----------
     entries : tuple of dict
-        What the file held when it was opened.
+        The entries of the file when it was opened.
 
     Raises
     ------
     OSError
         If the path cannot be written.
     InvalidOptionError
-        If the file holds something else, or another process writes to it.
+        If the file is not a journal, or another process is writing to it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -58,12 +58,12 @@ class Journal:
             raise
 
     def append(self, entry: dict[str, object]) -> None:
-        """Write one entry; it is on disk when this returns.
+        """Write one entry and sync it to disk.
 
         Raises
         ------
         OSError
-            If it cannot be written: the entries before it stay.
+            If it cannot be written; earlier entries are kept.
         """
         line = json.dumps(entry, allow_nan=False).encode() + b"\n"
         self._file.truncate(self._size)
@@ -80,29 +80,29 @@ class Journal:
 
 
 def read_entries(path: str | os.PathLike[str]) -> Entries:
-    """Read the whole lines of a journal; a half-written last line is left out.
+    """Read the complete lines of a journal; an incomplete last line is left out.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     InvalidOptionError
-        If the file holds anything but JSON objects, one per line.
+        If the file contains anything but JSON objects, one per line.
     """
     content = Path(path).read_bytes()
-    *lines, half = content.split(b"\n")
+    *lines, rest = content.split(b"\n")
     values = []
     for number, line in enumerate(lines, 1):
         value = _parse(line)
         if value is None:
             raise InvalidOptionError(
-                f"{path}, line {number} is not a JSON object: give the path of a table, or a new one"
+                f"{path}, line {number} is not a JSON object: give the path of a table or a new path"
             )
         values.append(value)
-    # What a killed writer leaves begins an object and does not end it; anything else is not ours to overwrite.
-    if half and (not half.startswith(b"{") or _parse(half) is not None):
-        raise InvalidOptionError(f"{path} does not end as a table does: give the path of a table, or a new one")
-    return Entries(tuple(values), len(content) - len(half))
+    # A killed writer leaves the beginning of an object. Anything else is not ours to overwrite.
+    if rest and (not rest.startswith(b"{") or _parse(rest) is not None):
+        raise InvalidOptionError(f"{path} does not end as a table does: give the path of a table or a new path")
+    return Entries(tuple(values), len(content) - len(rest))
 
 
 def _parse(line: bytes) -> dict[str, object] | None:
@@ -116,9 +116,9 @@ def _parse(line: bytes) -> dict[str, object] | None:
 def _lock(file: BinaryIO, path: str | os.PathLike[str]) -> None:
     try:
         import fcntl
-    except ImportError:  # Windows has no such lock
+    except ImportError:  # not available on Windows
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InvalidOptionError(f"another process is writing to {path}: give each its own file") from None
+        raise InvalidOptionError(f"another process is writing to {path}: give each process a file of its own") from None

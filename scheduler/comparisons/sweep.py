@@ -1,4 +1,4 @@
-"""The sweep of a comparison: every solver on every graph and budget, under one judge."""
+"""Compare solvers: run each of them on all graphs and budgets, and simulate every answer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.zoo import random_layered, uniform_chain
 
-_SECONDS_BETWEEN_LOOKS = 0.2
-"""At Ctrl-C, while other processes work."""
+_POLL_SECONDS = 0.2
+"""How often to check for Ctrl-C while other processes work."""
 
 
 def compare(
@@ -43,35 +43,36 @@ def compare(
     Parameters
     ----------
     graphs : sequence or mapping of Graph or Chain
-        A mapping gives the names; else they are the graphs' own.
+        The keys of a mapping name the graphs; otherwise their own names do.
     budgets : sequence of int or str
         As for `solve`.
     solvers : sequence of str
-        Of `solver_names()`.
+        Names from `solver_names()`.
     time_limit : float
         Seconds for each case.
-    reorder : bool
-    seed : int
+    reorder, seed
+        As for `solve`.
     executor : concurrent.futures.Executor, optional
-        That runs the cases: processes, a Dask or MPI cluster. By default one case after the
-        other runs in this process. `seconds` are comparable where the cases have cores of
-        their own.
+        Runs the cases, for example in processes or on a Dask or MPI cluster. By default they
+        run in this process, one after the other. Solve times are comparable only if each
+        case has a core of its own.
     path : path, optional
-        A file of JSON lines. Each finished row is appended and synced; a case whose row is
-        there (same graph, budget in bytes, solver, order, seed, time limit and version) is
-        not run again. Where a solver failed or lacks its extra, the case is tried anew.
+        A file of JSON lines, to which each finished row is appended and synced. A case that
+        it already holds (same graph, budget in bytes, solver, order, seed, time limit and
+        version) is not run again, unless its solver failed or was not installed.
     progress : callable, optional
-        Called with the number of cases done, of all cases, and the row, as each is finished.
+        Called after each case with the number of finished cases, the number of all cases,
+        and the row.
 
     Returns
     -------
     Comparison
-        At the first Ctrl-C the finished rows; a second one raises KeyboardInterrupt.
+        After the first Ctrl-C only the finished rows; a second one raises KeyboardInterrupt.
 
     Raises
     ------
     InvalidBudgetError, InvalidOptionError, UnknownSolverError
-        If an argument cannot be understood; nothing has run then.
+        If an argument is invalid; no case has run then.
     OSError
         If the path cannot be written.
 
@@ -89,28 +90,20 @@ def compare(
     """
     check_options(time_limit, seed)
     cases = _cases(graphs, budgets, solvers, time_limit, reorder, seed)
-    wanted = {case.row.key: case for case in cases}
     whole = Deadline(math.inf)
     with ExitStack() as stack:
         journal = None if path is None else stack.enter_context(Journal(path))
-        found = {row.key: row for row in read_rows(path, journal.entries)} if journal is not None else {}
-        waiting = [case for key, case in wanted.items() if key not in found]
+        found = {} if journal is None else {row.key: row for row in read_rows(path, journal.entries)}
         stack.enter_context(stopped_by_interrupt(whole))
-        solved = stack.enter_context(closing(_solved(waiting, executor, whole)))
-        for number, row in enumerate(solved, len(wanted) - len(waiting) + 1):
-            found[row.key] = row
-            if journal is not None and row.status not in (NOT_INSTALLED, FAILED):
-                journal.append(asdict(row))
-            if progress is not None:
-                progress(number, len(wanted), row)
-    answered = [case.row for case in cases if case.row.key in found]
-    rows = [replace(found[asked.key], graph=asked.graph, budget=asked.budget) for asked in answered]
+        _run(cases, found, executor, whole, journal, progress)
+    finished = [case.row for case in cases if case.row.key in found]
+    rows = [replace(found[row.key], graph=row.graph, budget=row.budget) for row in finished]
     return Comparison(tuple(rows), len(cases) - len(rows))
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A problem, and the row that waits for its answer: a plain value, that can travel to another process."""
+    """A problem and its row without an answer; both can be sent to another process."""
 
     problem: Problem
     row: Row
@@ -126,15 +119,16 @@ def _cases(
 ) -> list[_Case]:
     for what, given in (("graphs", graphs), ("budgets", budgets), ("solvers", solvers)):
         if isinstance(given, str) or not isinstance(given, Collection) or not len(given):
-            raise InvalidOptionError(f"{what} is a sequence of at least one, not {given!r:.80}")
+            raise InvalidOptionError(f"{what} must be a sequence of at least one, got {given!r:.80}")
     for solver in solvers:
         load_solver(solver)
     cases = []
     for name, graph_or_chain in graphs.items() if isinstance(graphs, Mapping) else _named(graphs):
         graph, chain = lower(graph_or_chain)
-        anything = Problem(graph, 0, reorder, chain)
+        without_budget = Problem(graph, 0, reorder, chain)
         for budget in budgets:
-            problem = replace(anything, budget_bytes=parse_budget(budget, graph, baseline=anything.baseline))
+            budget_bytes = parse_budget(budget, graph, baseline=without_budget.baseline)
+            problem = replace(without_budget, budget_bytes=budget_bytes)
             rows = [Row.asked(problem, str(name), str(budget), solver, time_limit, seed) for solver in solvers]
             cases += [_Case(problem, row) for row in rows]
     return cases
@@ -145,23 +139,43 @@ def _named(graphs: Iterable[Graph | Chain]) -> Iterator[tuple[str, Graph | Chain
         yield lower(graph_or_chain)[0].name or f"graph {number}", graph_or_chain
 
 
-def _solved(cases: Sequence[_Case], executor: Executor | None, whole: Deadline) -> Generator[Row, None, None]:
-    """Yield rows as they are finished, until the deadline is stopped."""
+def _run(
+    cases: Sequence[_Case],
+    found: dict[tuple[object, ...], Row],
+    executor: Executor | None,
+    whole: Deadline,
+    journal: Journal | None,
+    progress: Callable[[int, int, Row], None] | None,
+) -> None:
+    """Run all cases that are not in `found`, equal ones only once, and add their rows to it."""
+    by_key = {case.row.key: case for case in cases}
+    waiting = [case for key, case in by_key.items() if key not in found]
+    with closing(_rows(waiting, executor, whole)) as rows:
+        for number, row in enumerate(rows, len(by_key) - len(waiting) + 1):
+            found[row.key] = row
+            if journal is not None and row.status not in (NOT_INSTALLED, FAILED):
+                journal.append(asdict(row))
+            if progress is not None:
+                progress(number, len(by_key), row)
+
+
+def _rows(cases: Sequence[_Case], executor: Executor | None, whole: Deadline) -> Generator[Row, None, None]:
+    """Yield the row of each case when it is finished, until the deadline is stopped."""
     if executor is not None:
-        yield from _solved_elsewhere(cases, executor, whole)
+        yield from _rows_from_executor(cases, executor, whole)
         return
     for case in cases:
         row = _solve(case, whole)
-        if whole.stopped:  # cut short: this is not the solver's answer
+        if whole.stopped:  # the search was cut short, so this is not the solver's answer
             return
         yield row
 
 
-def _solved_elsewhere(cases: Sequence[_Case], executor: Executor, whole: Deadline) -> Iterator[Row]:
+def _rows_from_executor(cases: Sequence[_Case], executor: Executor, whole: Deadline) -> Iterator[Row]:
     waiting: set[Future[Row]] = {executor.submit(_solve, case) for case in cases}
     try:
         while waiting and not whole.stopped:
-            done, waiting = wait(waiting, _SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+            done, waiting = wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
             for future in done:
                 if not whole.stopped or future.exception() is None:
                     yield future.result()
@@ -171,9 +185,9 @@ def _solved_elsewhere(cases: Sequence[_Case], executor: Executor, whole: Deadlin
 
 
 def _solve(case: _Case, whole: Deadline | None = None) -> Row:
-    """Run one case; whatever the solver raises is told in its row, so that the other cases go on."""
+    """Run one case and return its row, which also reports any error, so that the other cases go on."""
     problem, asked = case.problem, case.row
-    _make_ready(asked.solver)
+    _warm_up(asked.solver)
     started = clock.now()
     deadline = Deadline(math.inf if asked.time_limit is None else asked.time_limit, whole)
     try:
@@ -192,11 +206,11 @@ def _solve(case: _Case, whole: Deadline | None = None) -> Row:
 
 
 @cache
-def _make_ready(solver: str) -> None:
-    """Let a solver import and compile what it needs, once per process, before any clock runs."""
+def _warm_up(solver: str) -> None:
+    """Let a solver import and compile its code, once per process, before its time is measured."""
     for graph_or_chain in (uniform_chain(2), random_layered(8)):
         graph, chain = lower(graph_or_chain)
         problem = Problem(graph, 0, chain=chain)
         problem = replace(problem, budget_bytes=problem.baseline.peak_bytes - 1)
-        with suppress(Exception):  # its rows will tell
+        with suppress(Exception):  # its rows will report it
             load_solver(solver)(problem, deadline=Deadline(1.0), seed=0)

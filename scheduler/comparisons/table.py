@@ -1,4 +1,4 @@
-"""Comparisons: what solvers found on graphs and budgets, in one table."""
+"""Comparisons: the answers of several solvers on several graphs and budgets, as a table."""
 
 from __future__ import annotations
 
@@ -23,42 +23,44 @@ from scheduler.graph.chain import Chain
 from scheduler.planning.frontiers import Frontier
 from scheduler.problem import Problem
 from scheduler.solution import Solution, Status
+from scheduler.tables import html_table, text_table
+from scheduler.units import format_percent
 
 if TYPE_CHECKING:
     import pandas
 
 UNSUITABLE, NOT_INSTALLED, FAILED = "unsuitable", "not installed", "failed"
-"""What a row says, beside the members of `Status`, where the solver gave no answer; `reason` says why."""
+"""The status of a row whose solver gave no answer. Its `reason` says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case of a comparison and what came of it.
+    """One case of a comparison: a graph, a budget and a solver, with the answer.
 
     Attributes
     ----------
     graph, graph_digest : str
-        Name, and the digest of the graph or chain.
+        Name and digest of the graph or chain.
     operations, resident_bytes : int
     time_unit : str
-        Of all times but `seconds` and `time_limit`.
+        Unit of all times but `seconds` and `time_limit`.
     baseline_time, baseline_peak_bytes : float, int
-        Of the save-everything schedule.
+        Time and peak of the save-everything schedule.
     budget : str
-        As it was asked for.
+        The budget as it was given.
     budget_bytes : int
     solver : str
     reorder : bool
     seed : int
     time_limit : float or None
-        Seconds; None for none.
+        Seconds; None without a limit.
     version : str
-        Of this package.
+        Version of this package.
     status : str
-        The name of a `Status`, or "unsuitable" if the solver does not serve such a graph,
+        Name of a `Status`; or "unsuitable" if the solver does not solve such problems,
         "not installed" if it needs an extra, "failed" if it raised an error.
     reason : str
-        What the solver has to say; empty if nothing.
+        Messages of the solver, or the error.
     search_space : str
     time, overhead : float or None
         Of the schedule; None without one.
@@ -66,9 +68,10 @@ class Row:
     bound, global_bound, gap, global_gap : float or None
         As in `Solution`; None if the solver gave no answer.
     seconds : float
-        That the solver took; `ilp` proves the bounds of one that brings none, after that.
+        Time that the solver took. Bounds that `ilp` proves for a solver without bounds of
+        its own come on top.
     machine : str
-        That it ran on.
+        Machine that the case ran on.
     """
 
     graph: str
@@ -100,7 +103,7 @@ class Row:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells this case from every other; two rows of one key would say the same."""
+        """The values that identify a case, and with it the answer."""
         return (
             self.graph_digest,
             self.budget_bytes,
@@ -133,7 +136,7 @@ class Row:
         )
 
     def answered(self, solution: Solution) -> Row:
-        """Return the row with what the solver found."""
+        """Return the row with the solver's answer."""
         return replace(
             self,
             status=solution.status.name,
@@ -151,37 +154,37 @@ class Row:
         )
 
     def unanswered(self, status: str, reason: str, seconds: float) -> Row:
-        """Return the row with why the solver gave no answer, after some seconds."""
+        """Return the row with the reason why the solver gave no answer."""
         return replace(self, status=status, reason=reason, seconds=seconds, machine=_machine())
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Row:
-        """Return the row that `dataclasses.asdict` wrote.
+        """Return the row with these fields, as written by `dataclasses.asdict`.
 
         Raises
         ------
         InvalidOptionError
-            If it is no such row.
+            If a field is missing, unknown or of the wrong type.
         """
         kinds = get_type_hints(Row)
         wrong = sorted(kinds.keys() ^ data.keys()) or [
             name for name in kinds if not isinstance(data[name], kinds[name])
         ]
         if wrong:
-            raise InvalidOptionError(f"not a row of a comparison: see {', '.join(map(repr, wrong))}")
+            raise InvalidOptionError(f"not a row of a comparison: wrong fields {', '.join(map(repr, wrong))}")
         return Row(**data)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """A table of cases.
 
     Attributes
     ----------
     rows : tuple of Row
-        By graph, then budget, then solver, as they were asked for.
+        By graph, then budget, then solver, in the order given to `compare`.
     missing : int
-        Cases that Ctrl-C left out.
+        Number of cases that did not run because of Ctrl-C.
     """
 
     rows: tuple[Row, ...]
@@ -193,6 +196,18 @@ class Comparison:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __repr__(self) -> str:
+        graphs = len({row.graph_digest for row in self.rows})
+        solvers = len({row.solver for row in self.rows})
+        return f"Comparison({len(self)} rows, graphs={graphs}, solvers={solvers}, missing={self.missing})"
+
+    def summary(self) -> str:
+        """Return the overheads as text; see `to_markdown`."""
+        return text_table(self._overheads())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._overheads())
+
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Comparison:
         """Read the rows that `compare` wrote to a path, in the order in which they were finished.
@@ -202,7 +217,7 @@ class Comparison:
         OSError
             If the file cannot be read.
         InvalidOptionError
-            If it holds something else.
+            If it is not a file of rows.
         """
         return Comparison(tuple(read_rows(path, read_entries(path).values)))
 
@@ -222,9 +237,9 @@ class Comparison:
         ----------
         frontier : Frontier
         graph_or_chain, time_limit, reorder, seed
-            That the frontier was asked for with.
+            The arguments of `frontier`.
         name : str, optional
-            Of the graph, instead of its own.
+            Name to show instead of the graph's own.
         """
         graph, chain = lower(graph_or_chain)
         rows = []
@@ -240,7 +255,7 @@ class Comparison:
         return [asdict(row) for row in self.rows]
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the table as CSV with a head; what is None is left empty.
+        """Write the table as CSV with a header; None is an empty cell.
 
         Raises
         ------
@@ -266,27 +281,33 @@ class Comparison:
     def to_markdown(self, path: str | os.PathLike[str]) -> None:
         """Write the overheads as a Markdown table: a line per graph and budget, a column per solver.
 
-        A star marks what is proven: that no schedule in the solver's search space is faster or,
-        at a dash, that none fits. A dash alone says that no schedule was found, an empty cell
-        that the solver does not serve such a graph. The last column is the least overhead that
-        any schedule has, as proven at this budget or a larger one, or a dash if none fits.
+        A star marks a proof: no schedule in the solver's search space is faster or, next to a
+        dash, none fits. A dash alone means that no schedule was found, and an empty cell that
+        the solver does not solve such problems. The last column is the smallest overhead that
+        any schedule can have, as proven at this budget or a larger one, or a dash if none fits.
 
         Raises
         ------
         OSError
             If the path cannot be written; an existing file is left as it was.
         """
+        header, *lines = ([cell.replace("|", "\\|") for cell in line] for line in self._overheads())
+        table = [header, ["---"] * len(header), *lines]
+        write_text(path, "".join(f"| {' | '.join(line)} |\n" for line in table))
+
+    def _overheads(self) -> list[list[str]]:
+        """Return the cells of the table of overheads, its header first; see `to_markdown`."""
         solvers = list(dict.fromkeys(row.solver for row in self.rows))
         cases: dict[tuple[str, str, str], dict[str, Row]] = {}
         for row in self.rows:
             cases.setdefault((row.graph, row.graph_digest, row.budget), {})[row.solver] = row
-        lines = [["graph", "budget", *solvers, "bound"], ["---"] * (len(solvers) + 3)]
+        lines = [["graph", "budget", *solvers, "bound"]]
         for (graph, digest, budget), by_solver in cases.items():
             least = min(row.budget_bytes for row in by_solver.values())
             above = [row for row in self.rows if row.graph_digest == digest and row.budget_bytes >= least]
             cells = [_cell(by_solver[solver]) if solver in by_solver else "" for solver in solvers]
-            lines.append([graph.replace("|", "\\|"), budget, *cells, _proven(above)])
-        write_text(path, "".join(f"| {' | '.join(line)} |\n" for line in lines))
+            lines.append([graph, budget, *cells, _proven(above)])
+        return lines
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the table as a data frame, one column per attribute of `Row`.
@@ -306,7 +327,7 @@ class Comparison:
 
 
 def read_rows(path: str | os.PathLike[str] | None, entries: Iterable[dict[str, object]]) -> Iterator[Row]:
-    """Yield the rows that were written as JSON objects; an error names the path and the line."""
+    """Yield the rows in the entries of a journal; an error names the path and the line."""
     for number, entry in enumerate(entries, 1):
         try:
             yield Row.from_dict(entry)
@@ -315,19 +336,19 @@ def read_rows(path: str | os.PathLike[str] | None, entries: Iterable[dict[str, o
 
 
 def _cell(row: Row) -> str:
-    """Return what a row says in the Markdown table."""
+    """Return the cell of a row in the table of overheads."""
     if row.status not in Status.__members__:
         return "" if row.status == UNSUITABLE else row.status
     proven = row.status in (Status.OPTIMAL.name, Status.INFEASIBLE.name)
-    return ("-" if row.overhead is None else f"{row.overhead:.2%}") + "*" * proven
+    return ("-" if row.overhead is None else format_percent(row.overhead)) + "*" * proven
 
 
 def _proven(rows: Iterable[Row]) -> str:
-    """Return the highest lower bound over all schedules, as an overhead, or that there are none."""
+    """Return the highest lower bound over all schedules as an overhead, or a dash if no schedule exists."""
     if any(row.status == Status.INFEASIBLE.name for row in rows):
         return "-"
     bounds = [row.global_bound / row.baseline_time - 1 for row in rows if row.global_bound and row.baseline_time]
-    return f"{max(bounds):.2%}" if bounds else ""
+    return format_percent(max(bounds)) if bounds else ""
 
 
 @cache

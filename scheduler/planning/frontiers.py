@@ -1,4 +1,4 @@
-"""The frontier: for each budget the fastest schedule known, and what no schedule can beat."""
+"""Frontiers: the fastest known schedule and the proven lower bound for each of several budgets."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from scheduler.solution import Proposal, Solution, grade
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.smallest_peak import smallest_peak
+from scheduler.tables import html_table, text_table
+from scheduler.units import format_bytes, format_peak, format_percent
 
-_BUDGETS = 10
-_SHARE_OF_SMALL_END = 0.1
+_DEFAULT_BUDGETS = 10
+_SMALLEST_PEAK_TIME_SHARE = 0.1
+"""Share of the time limit for finding the smallest of the default budgets."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Frontier:
-    """One answer per budget.
+    """One solution per budget.
 
-    A larger budget never has a slower answer, nor a smaller one a lower bound: what is found
-    or proven at one budget counts wherever it holds.
+    A larger budget never has a slower schedule, and a smaller one never has a lower bound: a
+    schedule or bound found at one budget is used at every budget that it is valid for.
 
     Attributes
     ----------
     rows : tuple of Solution
-        By rising budget: `budget_bytes`, `peak_bytes`, `overhead`, `bound`, `gap` and the
-        rest of each answer.
+        In ascending order of their budgets.
     """
 
     rows: tuple[Solution, ...]
@@ -45,6 +47,33 @@ class Frontier:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __repr__(self) -> str:
+        if not self.rows:
+            return "Frontier(0 budgets)"
+        first, last = (format_bytes(row.budget_bytes) for row in (self.rows[0], self.rows[-1]))
+        return f"Frontier({len(self)} budgets from {first} to {last})"
+
+    def summary(self) -> str:
+        """Return budget, peak, overhead, gaps and status of each solution as a table."""
+        return text_table(self._cells())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._cells())
+
+    def _cells(self) -> list[list[str]]:
+        header = ["budget", "peak", "overhead", "gap", "global gap", "status", "search space"]
+        return [header, *(_cells_of(row) for row in self.rows)]
+
+
+def _cells_of(row: Solution) -> list[str]:
+    def peak(count: int) -> str:
+        return format_peak(count, row.resident_bytes, row.baseline_peak_bytes)
+
+    if row.peak_bytes is None:
+        return [peak(row.budget_bytes), "-", "-", "-", "-", row.status.name, "-"]
+    shares = (format_percent(share) for share in (row.overhead, row.gap, row.global_gap))
+    return [peak(row.budget_bytes), peak(row.peak_bytes), *shares, row.status.name, row.search_space]
 
 
 def frontier(
@@ -58,21 +87,21 @@ def frontier(
 ) -> Frontier:
     """Find the fastest schedule for each of several budgets.
 
-    Budgets are solved side by side, from the largest down; each search may start from the
-    answers of the others.
+    The budgets are solved in parallel, from the largest down, and each search may start from
+    the schedules of the others.
 
     Parameters
     ----------
     graph_or_chain : Graph or Chain
     budgets : sequence of int or str, optional
-        As for `solve`. By default ten, evenly from the smallest peak known to the
-        save-everything peak.
+        As for `solve`. By default ten, evenly spaced from the smallest known peak to the
+        peak of the save-everything schedule.
     solver : str
         One of `solver_names()`.
     time_limit : float
         Seconds for all budgets together.
-    reorder : bool
-    seed : int
+    reorder, seed
+        As for `solve`.
 
     Returns
     -------
@@ -81,9 +110,9 @@ def frontier(
     Raises
     ------
     InvalidBudgetError, InvalidOptionError, UnknownSolverError
-        If an argument cannot be understood.
+        If an argument is invalid.
     UnsuitableProblemError
-        If the solver does not serve such graphs.
+        If the solver does not solve problems of this kind.
 
     Examples
     --------
@@ -96,13 +125,13 @@ def frontier(
     check_options(time_limit, seed)
     load_solver(solver)
     if isinstance(budgets, (int, str)) or (budgets is not None and not len(budgets)):
-        raise InvalidOptionError(f"budgets is a sequence of at least one budget, not {budgets!r}")
+        raise InvalidOptionError(f"budgets must be a sequence of at least one budget, got {budgets!r}")
     graph, chain = lower(graph_or_chain)
     sweep = _Sweep(Problem(graph, 0, reorder, chain), solver, Deadline(time_limit), seed)
     with stopped_by_interrupt(sweep.deadline):
         if budgets is None:
-            smallest, most = sweep.small_end(), sweep.problem.baseline.peak_bytes
-            wanted = {smallest + (most - smallest) * k // (_BUDGETS - 1) for k in range(_BUDGETS)}
+            smallest, most = sweep.smallest_peak(), sweep.problem.baseline.peak_bytes
+            wanted = {smallest + (most - smallest) * k // (_DEFAULT_BUDGETS - 1) for k in range(_DEFAULT_BUDGETS)}
         else:
             wanted = {parse_budget(budget, graph, baseline=sweep.problem.baseline) for budget in budgets}
         sweep.run(sorted(wanted, reverse=True))
@@ -117,7 +146,7 @@ class _Found:
 
 
 class _Sweep:
-    """Proposals by budget, and what each says about the others."""
+    """The searches at all budgets, which share their schedules, cuts and bounds."""
 
     def __init__(self, problem: Problem, solver: str, deadline: Deadline, seed: int) -> None:
         self.problem, self.solver, self.deadline, self.seed = problem, solver, deadline, seed
@@ -128,15 +157,15 @@ class _Sweep:
         self.cuts: list[int] = []
         self._lock = Lock()
 
-    def small_end(self) -> int:
-        """Return the smallest peak known; its schedule is a start."""
-        deadline = self.deadline.within(_SHARE_OF_SMALL_END * self.deadline.remaining)
+    def smallest_peak(self) -> int:
+        """Return the smallest known peak, and let searches start from its schedule."""
+        deadline = self.deadline.within(_SMALLEST_PEAK_TIME_SHARE * self.deadline.remaining)
         peak, schedule = smallest_peak(self.problem, deadline)
         self.starts.append(schedule)
         return peak
 
     def run(self, budgets: Sequence[int]) -> None:
-        """Solve all budgets, in that order, as many at once as there are cores."""
+        """Solve all budgets in this order, as many at once as there are cores."""
         waiting = list(budgets)
         workers = min(len(waiting), os.cpu_count() or 1)
 
@@ -150,12 +179,12 @@ class _Sweep:
                     problem = replace(
                         self.problem, budget_bytes=budget, starts=tuple(self.starts), cuts=tuple(self.cuts)
                     )
-                begun = self.deadline.remaining
-                deadline = self.deadline.within(share * begun)
+                started = self.deadline.remaining
+                deadline = self.deadline.within(share * started)
                 proposal = propose_with_bounds(problem, self.solver, deadline, self.seed)
                 with self._lock:
                     self._keep(budget, proposal)
-                    self.seconds[budget] = begun - self.deadline.remaining
+                    self.seconds[budget] = started - self.deadline.remaining
 
         with ThreadPoolExecutor(workers) as pool:
             for future in [pool.submit(work) for _ in range(workers)]:
@@ -165,12 +194,12 @@ class _Sweep:
         self.proposals[budget] = proposal
         self.cuts += [task for task in proposal.cuts if task not in self.cuts]
         if proposal.schedule is not None:
-            simulated = simulate(self.problem.graph, proposal.schedule)
-            self.found.append(_Found(proposal, simulated.time, simulated.peak_bytes))
+            simulation = simulate(self.problem.graph, proposal.schedule)
+            self.found.append(_Found(proposal, simulation.time, simulation.peak_bytes))
             self.starts.append(proposal.schedule)
 
     def merged(self, budget: int) -> Solution:
-        """Return the best answer to a budget that any of the proposals gives."""
+        """Return the solution of a budget, made of the schedules and bounds of all budgets."""
         own = self.proposals[budget]
         above = [proposal for other, proposal in self.proposals.items() if other >= budget]
         fitting = [found for found in self.found if found.peak_bytes <= budget]

@@ -1,4 +1,4 @@
-"""The comparison: one true row per case, whoever ran it, and no row lost."""
+"""Comparisons: one correct row per case, wherever it ran, and no finished row is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 import scheduler as sc
 from scheduler.comparisons.journal import Journal
-from scheduler.comparisons.sweep import _make_ready
+from scheduler.comparisons.sweep import _warm_up
 from scheduler.comparisons.table import Row
 from scheduler.errors import InvalidBudgetError, InvalidOptionError, MissingExtraError, UnknownSolverError
 from scheduler.problem import Problem
@@ -36,7 +36,7 @@ SOLVERS = ["save-all", "recompute-all", "greedy", "ilp"]
 
 
 def sweep(**options: object) -> sc.Comparison:
-    """A sweep of 200 cases, of solvers that draw no random numbers and are done in milliseconds."""
+    """Run 200 cases with solvers that draw no random numbers and take milliseconds."""
     graphs = {str(seed): sc.zoo.random_layered(9, seed=seed) for seed in range(10)}
     return sc.compare(graphs, BUDGETS, SOLVERS, time_limit=20.0, **options)
 
@@ -51,15 +51,15 @@ def small(**options: object) -> sc.Comparison:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A solver whose `propose` each test writes for itself."""
+    """A registered solver module; each test gives it a `propose`."""
     module = ModuleType("toy_solver")
     monkeypatch.setitem(sys.modules, "toy_solver", module)
     monkeypatch.setitem(MODULES, "toy", "toy_solver")
     return module
 
 
-def test_a_row_tells_the_case_and_the_answer() -> None:
-    # By hand: 3 * 1 + 3 * 2 seconds; the loss runs beside x0 to x3 and g3, of 4 bytes each; x0 is resident.
+def test_a_row_holds_the_case_and_the_answer() -> None:
+    # By hand: 3 * 1 + 3 * 2 seconds; the loss runs while x0 to x3 and g3 are live, of 4 bytes each; x0 is resident.
     graph = uniform_chain(3)
     peak = 4 * 5
     (row,) = sc.compare([graph], ["80%"], ["ilp"], seed=3, time_limit=30, reorder=False)
@@ -76,7 +76,7 @@ def test_a_row_tells_the_case_and_the_answer() -> None:
     assert f"{os.cpu_count()} cores" in row.machine
 
 
-def test_rows_stand_by_graph_then_budget_then_solver() -> None:
+def test_rows_are_ordered_by_graph_then_budget_then_solver() -> None:
     rows = small().rows
     names = ["uniform chain of 3", "graph 2"]
     assert [(row.graph, row.budget, row.solver) for row in rows] == [
@@ -86,7 +86,7 @@ def test_rows_stand_by_graph_then_budget_then_solver() -> None:
     assert [row.time for row in rows if (row.solver, row.budget) == ("save-all", "80%")] == [None, None]
 
 
-def test_a_solver_that_does_not_serve_a_graph_gets_a_row_that_says_so() -> None:
+def test_a_solver_that_does_not_solve_a_graph_gets_an_unsuitable_row() -> None:
     graph_row, chain_row = sc.compare(
         {"graph": conv_net(1), "chain": sc.Chain([sc.Layer("l", 1.0, 2.0, 4, 8)], input_bytes=4)}, ["100%"], ["dp"]
     )
@@ -103,12 +103,14 @@ def test_a_chain_and_the_graph_that_it_is_lowered_to_are_two_cases(tmp_path: Pat
 
 def test_budgets_of_the_same_bytes_run_once_and_have_a_row_each() -> None:
     seen = []
-    rows = sc.compare([uniform_chain(3)], ["100%", 20], ["save-all"], progress=lambda *told: seen.append(told)).rows
+    rows = sc.compare(
+        [uniform_chain(3)], ["100%", 20], ["save-all"], progress=lambda *arguments: seen.append(arguments)
+    ).rows
     assert [row.budget for row in rows] == ["100%", "20"]
     assert [(done, total) for done, total, _ in seen] == [(1, 1)]
 
 
-def test_rows_that_are_in_the_file_are_not_run_again(tmp_path: Path) -> None:
+def test_cases_in_the_file_are_not_run_again(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     first = small(path=path)
     written = path.read_bytes()
@@ -135,7 +137,7 @@ def test_a_row_is_synced_before_the_next_case_runs(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"reorder": False}, {"time_limit": 59.0}, {"budgets": ["90%"]}])
-def test_a_case_that_differs_in_anything_is_run(tmp_path: Path, other: dict[str, object]) -> None:
+def test_a_case_that_differs_in_any_option_is_run(tmp_path: Path, other: dict[str, object]) -> None:
     path, ran = tmp_path / "rows.jsonl", []
     asked = {"graphs": [uniform_chain(3)], "budgets": ["100%"], "solvers": ["save-all"], "path": path}
     sc.compare(**asked)
@@ -143,7 +145,7 @@ def test_a_case_that_differs_in_anything_is_run(tmp_path: Path, other: dict[str,
     assert len(ran) == 1
 
 
-def test_rows_of_another_version_are_kept_and_run_anew(tmp_path: Path) -> None:
+def test_rows_of_another_version_are_kept_and_their_cases_run_again(tmp_path: Path) -> None:
     path, ran = tmp_path / "rows.jsonl", []
     (row,) = sc.compare([uniform_chain(3)], ["100%"], ["save-all"], path=path)
     path.write_text(json.dumps(asdict(replace(row, version="0.0.1"))) + "\n")
@@ -165,7 +167,7 @@ sweep(path=sys.argv[1], progress=die_half_way)
 """
 
 
-def test_a_sweep_killed_half_way_and_resumed_is_the_unbroken_one(tmp_path: Path) -> None:
+def test_a_comparison_killed_half_way_and_resumed_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     path, ran = tmp_path / "rows.jsonl", []
     killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -180,7 +182,7 @@ def test_a_sweep_killed_half_way_and_resumed_is_the_unbroken_one(tmp_path: Path)
     assert sorted(facts(sc.Comparison.load(path)), key=repr) == sorted(facts(resumed), key=repr)
 
 
-def test_wherever_the_last_line_was_cut_the_table_is_whole_again(tmp_path: Path) -> None:
+def test_wherever_the_last_line_was_cut_the_table_becomes_complete_again(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     table = small(path=path)
     *first, last = path.read_bytes().splitlines(keepends=True)
@@ -196,7 +198,7 @@ def test_wherever_the_last_line_was_cut_the_table_is_whole_again(tmp_path: Path)
     "content",
     ["graph,budget\n", "a note", "{}\n", '{"a": 1}', '{\n "a": 1\n}', '[1]\n{"half', "\xff\n"],
 )
-def test_a_file_that_is_no_table_is_refused_and_left_as_it_was(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_table_is_rejected_and_left_unchanged(tmp_path: Path, content: str) -> None:
     path = tmp_path / "precious"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(InvalidOptionError, match=r"precious.*(new|another)"):
@@ -204,7 +206,7 @@ def test_a_file_that_is_no_table_is_refused_and_left_as_it_was(tmp_path: Path, c
     assert path.read_bytes() == content.encode("latin-1")
 
 
-def test_a_row_with_a_value_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
+def test_a_row_with_a_value_of_the_wrong_type_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     (row,) = sc.compare([uniform_chain(3)], ["100%"], ["save-all"], path=path)
     path.write_text(json.dumps(asdict(row) | {"peak_bytes": "20"}) + "\n")
@@ -212,7 +214,7 @@ def test_a_row_with_a_value_of_the_wrong_kind_is_refused(tmp_path: Path) -> None
         sc.Comparison.load(path)
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+def test_a_second_writer_is_rejected(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     path = tmp_path / "rows.jsonl"
     with Journal(path), pytest.raises(InvalidOptionError, match="another process is writing"):
@@ -273,7 +275,7 @@ def test_an_interrupt_cancels_the_cases_that_wait_on_an_executor(toy: ModuleType
 
 
 class InterruptedPool(Executor):
-    """Workers that die at Ctrl-C, as those in the foreground of a terminal do."""
+    """An executor whose workers die at Ctrl-C, as foreground processes of a terminal do."""
 
     def __init__(self, cases: int) -> None:
         self.cases, self.futures = cases, []
@@ -294,7 +296,7 @@ class InterruptedPool(Executor):
             future.set_exception(BrokenExecutor("a worker was killed"))
 
 
-def test_workers_that_the_interrupt_kills_are_no_error() -> None:
+def test_workers_killed_by_the_interrupt_are_not_an_error() -> None:
     pool = InterruptedPool(8)
     stopped = small(executor=pool)
     pool.thread.join()
@@ -335,7 +337,7 @@ def test_a_solver_that_fails_has_a_row_and_is_tried_again(
 
 
 class DyingPool(ThreadPoolExecutor):
-    """Runs two cases, and dies at the third."""
+    """An executor that runs two cases and dies at the third."""
 
     submitted = 0
 
@@ -348,7 +350,7 @@ def die(case: object) -> Row:
     raise BrokenExecutor("a worker was killed")
 
 
-def test_what_a_solver_loads_on_first_use_is_not_counted_as_its_time(toy: ModuleType) -> None:
+def test_the_first_use_of_a_solver_is_not_counted_in_its_time(toy: ModuleType) -> None:
     calls: list[int] = []
 
     def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -358,7 +360,7 @@ def test_what_a_solver_loads_on_first_use_is_not_counted_as_its_time(toy: Module
         return Proposal(problem.save_everything, "input order", bound=1.0)
 
     toy.propose = propose
-    _make_ready.cache_clear()
+    _warm_up.cache_clear()
     row, again = sc.compare([uniform_chain(3)], ["100%", "90%"], ["toy"])
     assert row.seconds < 0.3
     assert calls[-2:] == [row.budget_bytes, again.budget_bytes]
@@ -421,6 +423,18 @@ def test_the_markdown_table_has_a_line_per_graph_and_budget_and_a_column_per_sol
     ]
 
 
+def test_a_comparison_is_shown_in_one_line_and_its_overheads_as_text_and_html() -> None:
+    # Saving everything takes 20 bytes, and 16 of these (75 %) cost one more forward: 10 s instead of 9 s.
+    table = sc.compare({"a<b": uniform_chain(3)}, ["100%", "75%"], ["save-all", "ilp"])
+    assert repr(table) == "Comparison(4 rows, graphs=1, solvers=2, missing=0)"
+    assert table.summary().splitlines() == [
+        "graph  budget  save-all  ilp      bound",
+        "a<b    100%    0.00%*    0.00%*   0.00%",
+        "a<b    75%     -         11.11%*  11.11%",
+    ]
+    assert "<tr><td>a&lt;b</td><td>75%</td><td>-</td><td>11.11%*</td><td>11.11%</td></tr>" in table._repr_html_()
+
+
 def test_a_frontier_becomes_a_table() -> None:
     graph = uniform_chain(4)
     frontier = sc.frontier(graph, ["100%", "80%"], solver="ilp")
@@ -435,19 +449,19 @@ def test_a_frontier_becomes_a_table() -> None:
     [
         ({"solvers": ["save-all", "magic"]}, UnknownSolverError, r"magic.*save-all.*ilp.*auto"),
         ({"budgets": ["100%", "8G"]}, InvalidBudgetError, "8G"),
-        ({"graphs": []}, InvalidOptionError, "graphs is a sequence of at least one"),
-        ({"graphs": uniform_chain(3)}, InvalidOptionError, "graphs is a sequence"),
-        ({"graphs": ["graph.json"]}, InvalidOptionError, "a Graph or a Chain, not str"),
-        ({"budgets": []}, InvalidOptionError, "budgets is a sequence of at least one"),
-        ({"budgets": "60%"}, InvalidOptionError, "budgets is a sequence"),
-        ({"solvers": ()}, InvalidOptionError, "solvers is a sequence of at least one"),
-        ({"solvers": "ilp"}, InvalidOptionError, "solvers is a sequence"),
+        ({"graphs": []}, InvalidOptionError, "graphs must be a sequence of at least one"),
+        ({"graphs": uniform_chain(3)}, InvalidOptionError, "graphs must be a sequence"),
+        ({"graphs": ["graph.json"]}, InvalidOptionError, "a Graph or a Chain, got str"),
+        ({"budgets": []}, InvalidOptionError, "budgets must be a sequence of at least one"),
+        ({"budgets": "60%"}, InvalidOptionError, "budgets must be a sequence"),
+        ({"solvers": ()}, InvalidOptionError, "solvers must be a sequence of at least one"),
+        ({"solvers": "ilp"}, InvalidOptionError, "solvers must be a sequence"),
         ({"time_limit": 0}, InvalidOptionError, "above 0"),
         ({"seed": -1}, InvalidOptionError, "seed"),
         ({"reorder": "alphabetic"}, InvalidOptionError, "alphabetic"),
     ],
 )
-def test_bad_options_are_refused_before_anything_runs(
+def test_bad_options_are_rejected_before_anything_runs(
     tmp_path: Path, options: dict[str, object], error: type[Exception], says: str
 ) -> None:
     ran: list[Row] = []
@@ -458,7 +472,7 @@ def test_bad_options_are_refused_before_anything_runs(
     assert not (tmp_path / "rows").exists()
 
 
-def test_a_path_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_rejected_before_anything_runs(tmp_path: Path) -> None:
     ran: list[Row] = []
     for path in (tmp_path, tmp_path / "none" / "rows.jsonl"):
         with pytest.raises(OSError, match=str(path)):

@@ -1,4 +1,4 @@
-"""The frontier: one answer per budget, each as good as anything known or proven at another."""
+"""Frontiers: one solution per budget, each as good as any schedule or bound of the others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from tests.support.training_graphs import conv_net, uniform_chain
 
 @settings(max_examples=40, deadline=None)
 @given(graph=st.one_of(graphs(max_operations=7), joint_graphs(max_layers=2)), data=st.data())
-def test_every_row_is_true_against_the_oracle_and_no_larger_budget_is_slower(
-    graph: sc.Graph, data: st.DataObject
-) -> None:
+def test_every_row_agrees_with_the_oracle_and_no_larger_budget_is_slower(graph: sc.Graph, data: st.DataObject) -> None:
     peak = sc.solve(graph, 2**40, solver="save-all").peak_bytes
     budgets = data.draw(st.lists(st.integers(0, peak + 1), min_size=1, max_size=4))
     solver = data.draw(st.sampled_from(["auto", "ilp", "greedy"]))
@@ -38,7 +36,7 @@ def test_every_row_is_true_against_the_oracle_and_no_larger_budget_is_slower(
         assert larger.global_bound <= smaller.global_bound or smaller.schedule is None
 
 
-def test_what_is_found_and_proven_at_one_budget_counts_at_the_others() -> None:
+def test_schedules_and_bounds_of_one_budget_are_used_at_the_others() -> None:
     # The oracle knows each budget on its own; rows share what they find.
     graph = uniform_chain(6)
     rows = sc.frontier(graph, [24, 25, 26, 27, 28], solver="ilp").rows
@@ -47,7 +45,7 @@ def test_what_is_found_and_proven_at_one_budget_counts_at_the_others() -> None:
     assert times == [optimum(graph.to_dict(), budget, "any") for budget in range(24, 29)]
 
 
-def test_the_default_budgets_run_from_the_small_end_to_save_everything() -> None:
+def test_the_default_budgets_run_from_the_smallest_peak_to_that_of_saving_everything() -> None:
     graph = conv_net(4)
     rows = sc.frontier(graph, time_limit=6).rows
     assert len(rows) == 10
@@ -76,6 +74,20 @@ def test_the_time_limit_is_for_all_budgets_together() -> None:
         ({"seed": -1}, InvalidOptionError, "seed"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, object], error: type[Exception], says: str) -> None:
+def test_bad_options_are_rejected(options: dict[str, object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         sc.frontier(uniform_chain(3), **{"budgets": [20], **options})
+
+
+def test_a_frontier_is_shown_in_one_line_and_as_a_table() -> None:
+    # Resident are 4 bytes and saving everything takes 20; 16 cost one more forward, and less is impossible.
+    frontier = sc.frontier(uniform_chain(3), [20, 16, 15], solver="ilp")
+    assert repr(frontier) == "Frontier(3 budgets from 15 B to 20 B)"
+    assert frontier.summary().splitlines() == [
+        "budget         peak           overhead  gap    global gap  status      search space",
+        "15 B (68.8%)   -              -         -      -           INFEASIBLE  -",
+        "16 B (75.0%)   16 B (75.0%)   11.11%    0.00%  0.00%       OPTIMAL     any order",
+        "20 B (100.0%)  20 B (100.0%)  0.00%     0.00%  0.00%       OPTIMAL     any order",
+    ]
+    assert "<td>16 B (75.0%)</td><td>11.11%</td>" in frontier._repr_html_()
+    assert repr(sc.Frontier(())) == "Frontier(0 budgets)"
