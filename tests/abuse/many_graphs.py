@@ -3,7 +3,7 @@
     python tests/abuse/many_graphs.py 100000 [--seed 0] [--processes 2]
 
 Each graph gets a budget, an order and one solver, all drawn; graphs and what is checked are those of
-`tests/test_contract.py`. The counts are printed as the run goes on. Of an untrue answer, the graph is printed too.
+`tests/support/contract.py`. The counts are printed as the run goes on. Of an untrue answer, the graph is printed too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.strategies import chains, graphs, joint_graphs
-from tests.test_contract import SOLVERS, check_an_answer
+import scheduler as sc
+from tests.support.contract import SMALL_CHAINS, SMALL_STEPS, check_answer, draw_case
 
 LOT = 250
-"""Graphs of one seed."""
-STEPS = st.one_of(graphs(max_operations=7), joint_graphs(max_layers=2), chains(max_layers=2, max_modes=0))
+"""Graphs drawn from one seed."""
+STEPS = st.one_of(SMALL_STEPS, SMALL_CHAINS)
 
 
 def run_lot(number: int) -> Counter[str]:
@@ -39,8 +39,8 @@ def run_lot(number: int) -> Counter[str]:
     )
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
-        solver, reorder = data.draw(st.sampled_from(SOLVERS)), data.draw(st.booleans())
-        check_an_answer(solver, reorder, data, data.draw(STEPS))
+        solver, reorder = data.draw(st.sampled_from(sc.solver_names())), data.draw(st.booleans())
+        check_answer(draw_case(data, data.draw(STEPS)), solver, reorder=reorder)
         counts[solver] += 1
 
     check()

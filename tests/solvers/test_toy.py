@@ -11,8 +11,8 @@ import scheduler as sc
 from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers import registry
-from tests import test_contract
-from tests.support.strategies import graphs, joint_graphs
+from tests.support.contract import SMALL_STEPS, check_answer, draw_case
+from tests.support.examples import examples
 from tests.support.training_graphs import conv_net
 
 
@@ -22,13 +22,13 @@ def propose(problem: Problem, *, deadline: registry.Deadline, seed: int) -> Prop
     return Proposal(problem.save_everything if fits else None, "input order")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_a_toy_solver_passes_the_contract(data: st.DataObject) -> None:
-    graph = data.draw(st.one_of(graphs(max_operations=7), joint_graphs(max_layers=2)))
+    case = draw_case(data, data.draw(SMALL_STEPS))
     with patch.dict(registry.MODULES, {"toy": __name__}):
         for reorder in (True, False):
-            test_contract.check_an_answer("toy", reorder, data, graph)
+            check_answer(case, "toy", reorder=reorder)
 
 
 def test_a_toy_solver_is_solved_with_compared_and_planned_with() -> None:

@@ -1,0 +1,60 @@
+"""A clock for searches that measures work instead of time, so that no test depends on the speed of a machine."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+from scheduler.solvers.deadline import clock
+
+
+class FakeClock:
+    """A clock that advances whenever a search reads it, or calls a function.
+
+    Inside of its `with` block it replaces the clock of all searches, in all threads that
+    start there. Work that runs in compiled code between two readings takes no time.
+
+    Parameters
+    ----------
+    seconds_per_look : float
+        By how much the clock advances when it is read.
+    seconds_per_call : float
+        By how much it advances at every call of a Python function or builtin.
+    """
+
+    def __init__(self, *, seconds_per_look: float = 0.0, seconds_per_call: float = 0.0) -> None:
+        self.seconds_per_look, self.seconds_per_call = seconds_per_look, seconds_per_call
+        self.looks = self.calls = 0
+        # Counters of itertools are atomic; additions of several threads are not.
+        self._looks, self._calls = itertools.count(1), itertools.count(1)
+
+    def __enter__(self) -> Self:
+        self._read, clock.read = clock.read, self._look
+        if self.seconds_per_call:
+            threading.setprofile(self._count)
+            sys.setprofile(self._count)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.seconds_per_call:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        clock.read = self._read
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that have passed on this clock."""
+        return self.looks * self.seconds_per_look + self.calls * self.seconds_per_call
+
+    def _look(self) -> float:
+        self.looks = next(self._looks)
+        return self.seconds
+
+    def _count(self, frame: FrameType, event: str, argument: object) -> None:
+        if event in ("call", "c_call"):
+            self.calls = next(self._calls)
