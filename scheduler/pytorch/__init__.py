@@ -1,10 +1,13 @@
 """Plan and train PyTorch models within a memory budget.
 
->>> from scheduler.pytorch import backend, checkpointed, max_batch, measure, trace
+>>> from scheduler.pytorch import backend, checkpointed, max_batch, measure, profile_layers, trace
 
-`trace` captures a model's training step as a graph, `profile_layers` measures a model layer
-by layer; `checkpointed` returns a module that trains it within a budget; `max_batch` finds the
-largest batch that fits one; `backend` does so under `torch.compile`; `measure` says what a step really uses.
+- `trace` captures a model's training step as a graph of operations; `profile_layers` measures a
+  model layer by layer.
+- `checkpointed` returns a module that trains a model within a budget; `backend` does the same
+  under `torch.compile`; `max_batch` finds the largest batch that fits a budget.
+- `measure` measures the memory, FLOPs and time of a step; `training_step` makes a step to
+  measure, and `resident_tensors` lists the tensors that it holds throughout.
 """
 
 from __future__ import annotations
@@ -20,27 +23,39 @@ if TYPE_CHECKING:
     from scheduler.pytorch.compile.backend import backend
     from scheduler.pytorch.largest_batch import max_batch
     from scheduler.pytorch.layerwise.profiling import profile_layers
-    from scheduler.pytorch.measurement.memory import measure
+    from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
     from scheduler.pytorch.tracing import trace
 
-__all__ = ["backend", "checkpointed", "max_batch", "measure", "profile_layers", "trace"]
+__all__ = [
+    "backend",
+    "checkpointed",
+    "max_batch",
+    "measure",
+    "profile_layers",
+    "resident_tensors",
+    "trace",
+    "training_step",
+]
 
-_HOMES = {
+_MODULES = {
     "backend": "compile.backend",
     "checkpointed": "checkpointing",
     "max_batch": "largest_batch",
     "measure": "measurement.memory",
     "profile_layers": "layerwise.profiling",
+    "resident_tensors": "measurement.memory",
     "trace": "tracing",
+    "training_step": "measurement.memory",
 }
+"""The module of each public name, imported on first use: `import scheduler.pytorch` needs no torch."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if importlib.util.find_spec("torch") is None:
-        raise MissingExtraError("PyTorch is not installed: pip install checkpoint-scheduler[torch]")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        raise MissingExtraError("PyTorch is not installed: run pip install checkpoint-scheduler[torch]")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
