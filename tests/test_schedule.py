@@ -13,6 +13,7 @@ from scheduler.errors import InvalidScheduleError
 from scheduler.graph import Graph, Operation, Tensor
 from scheduler.schedule import Compute, Free, Schedule, schedule_from_runs
 from tests.support import oracle
+from tests.support.examples import examples
 from tests.support.strategies import graphs, joint_graphs
 
 NAMES = st.text(st.characters().filter(str.isprintable), min_size=1, max_size=5)
@@ -154,7 +155,7 @@ def test_a_live_output_is_freed_before_it_is_recomputed_with_another() -> None:
     assert schedule_from_runs(graph, [0, 1, 0, 2]).to_lines()[:5] == ["+both", "-a", "+p", "-b", "+both"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(graphs() | joint_graphs(), st.data())
 def test_runs_whose_inputs_were_produced_break_no_rule_of_liveness(graph: Graph, data: st.DataObject) -> None:
     # Phases forbid some orders of runs; here only liveness is in question.

@@ -15,6 +15,7 @@ from scheduler.graph import Graph, Operation, Tensor
 from scheduler.schedule import Compute, Free, Schedule, schedule_from_runs
 from scheduler.simulator import Simulation, simulate
 from tests.support import oracle
+from tests.support.examples import examples
 from tests.support.strategies import action_sequences, graphs, joint_graphs
 
 
@@ -424,13 +425,13 @@ def oracle_outcome(graph: Graph, actions: Sequence[Compute | Free]) -> tuple[flo
         return f"rejected at {error.index}"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(ALL_GRAPHS, st.data())
 def test_random_actions_are_simulated_as_by_the_oracle(graph: Graph, data: st.DataObject) -> None:
     assert_simulated_as_by_the_oracle(graph, data.draw(action_sequences(graph)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(graphs(demands=False), st.data())
 def test_each_moment_of_random_actions_needs_what_the_oracle_says(graph: Graph, data: st.DataObject) -> None:
     # Without demands, every valid prefix is a whole schedule.
@@ -446,7 +447,7 @@ def test_each_moment_of_random_actions_needs_what_the_oracle_says(graph: Graph, 
     assert simulate(graph, schedule[: len(memory)]).memory.tolist() == memory
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(ALL_GRAPHS, st.data())
 def test_random_runs_are_simulated_as_by_the_oracle(graph: Graph, data: st.DataObject) -> None:
     defaults = list(graph.index.defaults)
@@ -457,7 +458,7 @@ def test_random_runs_are_simulated_as_by_the_oracle(graph: Graph, data: st.DataO
     assert_simulated_as_by_the_oracle(graph, schedule_from_runs(graph, runs))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(ALL_GRAPHS, st.sampled_from(oracle.SPACES), st.integers(0, 4))
 def test_optimal_schedules_cost_what_the_oracle_says(graph: Graph, space: str, more: int) -> None:
     data = graph.to_dict()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import scheduler as sc
@@ -38,7 +38,6 @@ def test_runs_and_holdings_of_a_recomputed_layer_counted_by_hand() -> None:
     ]
 
 
-@settings(deadline=None)
 @given(graph=st.one_of(graphs(), joint_graphs(), chains().map(lambda chain: chain.graph)), data=st.data())
 def test_the_timeline_agrees_with_the_simulator(graph: sc.Graph, data: st.DataObject) -> None:
     schedule = data.draw(st.one_of(st.just(save_everything(graph)), action_sequences(graph)))

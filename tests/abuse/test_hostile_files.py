@@ -18,6 +18,7 @@ from scheduler.errors import GraphFormatError, PlanFormatError, SchedulerError
 from scheduler.graph.formats import read_graph_or_chain
 from tests.abuse.hostile import RAW, edited, places, seeds, spoiled
 from tests.abuse.tally import BOOK
+from tests.support.examples import examples
 from tests.support.oracle import peak_of
 from tests.support.paths import ROOT
 from tests.support.plans import layered_plan, oddly_named_plan
@@ -56,7 +57,7 @@ def check_plan_file(path: Path, area: str, plan: sc.Plan) -> None:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(500), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_spoiled_graph_file_is_refused_or_read_rightly(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -66,7 +67,7 @@ def test_a_spoiled_graph_file_is_refused_or_read_rightly(
     check_graph_file(path, f"{name} files")
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(1000), suppress_health_check=list(HealthCheck))
 @given(content=spoiled(SEEDS["plan"]))
 def test_a_spoiled_plan_file_is_refused_or_unchanged(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "spoiled.json"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 import scheduler as sc
 from scheduler.errors import InvalidGraphError, InvalidScheduleError
 from scheduler.graph.chain import Mode
+from tests.support.examples import examples
 from tests.support.strategies import chains
 from tests.support.training_graphs import three_layers
 
@@ -146,7 +147,7 @@ def test_saving_everything_in_the_worked_case_takes_what_is_counted_by_hand() ->
     assert (solution.time, solution.peak_bytes) == (9.0, 15)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(chain=chains())
 def test_a_chain_survives_being_written_and_read(chain: sc.Chain) -> None:
     again = sc.Chain.from_dict(json.loads(json.dumps(chain.to_dict())))

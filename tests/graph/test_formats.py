@@ -14,6 +14,7 @@ from scheduler.errors import GraphFormatError, InvalidGraphError
 from scheduler.files import write_text
 from scheduler.graph.formats import read_graph_or_chain
 from scheduler.graph.networkx_graphs import from_networkx, to_networkx
+from tests.support.examples import examples
 from tests.support.strategies import graphs
 
 RANDOM_LAYERED = {
@@ -46,7 +47,7 @@ def write(path: Path, data: object) -> Path:
     return path
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(graph=graphs())
 def test_our_json_and_networkx_read_back_what_was_written(
     graph: sc.Graph, tmp_path_factory: pytest.TempPathFactory

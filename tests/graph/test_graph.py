@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from scheduler.errors import InvalidGraphError
 from scheduler.graph import Graph, Operation, Tensor
@@ -332,7 +332,6 @@ def test_a_tensor_may_be_made_again_from_what_was_made_of_it() -> None:
     assert graph.index.tasks == ((0, 2), (1,))
 
 
-@settings(deadline=None)
 @given(graphs() | joint_graphs())
 def test_tasks_agree_with_the_oracle(graph: Graph) -> None:
     plain, index = oracle.read(graph.to_dict()), graph.index
@@ -419,7 +418,6 @@ def test_equal_graphs_have_equal_digests_and_hashes() -> None:
     assert len({same, CHAIN}) == 1
 
 
-@settings(deadline=None)
 @given(graphs() | joint_graphs())
 def test_new_names_leave_the_structure_digest(graph: Graph) -> None:
     assert renamed(graph).structure_digest == graph.structure_digest
@@ -428,7 +426,6 @@ def test_new_names_leave_the_structure_digest(graph: Graph) -> None:
 # Plain data.
 
 
-@settings(deadline=None)
 @given(graphs() | joint_graphs())
 def test_plain_data_reads_back(graph: Graph) -> None:
     back = Graph.from_dict(json.loads(json.dumps(graph.to_dict())))

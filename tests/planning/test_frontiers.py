@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 import scheduler as sc
 from scheduler.errors import InvalidBudgetError, InvalidOptionError, UnknownSolverError
+from tests.support.examples import examples
 from tests.support.oracle import optimum
 from tests.support.strategies import graphs, joint_graphs
 from tests.support.training_graphs import conv_net, uniform_chain
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(graph=st.one_of(graphs(max_operations=7), joint_graphs(max_layers=2)), data=st.data())
 def test_every_row_agrees_with_the_oracle_and_no_larger_budget_is_slower(graph: sc.Graph, data: st.DataObject) -> None:
     peak = sc.solve(graph, 2**40, solver="save-all").peak_bytes

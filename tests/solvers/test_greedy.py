@@ -13,11 +13,12 @@ from scheduler.schedule import schedule_from_runs
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.graph_arrays import graph_arrays, profile_runs
 from scheduler.solvers.greedy import GreedySearch, propose
+from tests.support.examples import examples
 from tests.support.strategies import graphs, joint_graphs
 from tests.support.training_graphs import conv_net
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.data())
 def test_the_profile_of_runs_is_the_judges(data: st.DataObject) -> None:
     graph = data.draw(st.one_of(graphs(), joint_graphs()))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.graph import Graph, Operation, Tensor
 from tests.support import oracle
+from tests.support.examples import examples
 from tests.support.strategies import graphs, joint_graphs
 
 ANY, GIVEN = oracle.SPACES
@@ -160,7 +161,7 @@ SMALL = graphs(max_operations=4) | joint_graphs(max_layers=1)
 LARGER = graphs() | joint_graphs(max_layers=2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(SMALL, st.sampled_from(oracle.SPACES), st.data())
 def test_the_search_finds_what_the_literal_definition_allows(graph: Graph, space: str, data: st.DataObject) -> None:
     plain = graph.to_dict()
@@ -169,7 +170,7 @@ def test_the_search_finds_what_the_literal_definition_allows(graph: Graph, space
         assert oracle.optimum(plain, budget, space) == literal_optimum(plain, budget, space)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(LARGER, st.sampled_from(oracle.SPACES), st.integers(0, 6))
 def test_the_schedule_found_is_worth_what_the_oracle_says(graph: Graph, space: str, more: int) -> None:
     plain = graph.to_dict()
@@ -181,7 +182,7 @@ def test_the_schedule_found_is_worth_what_the_oracle_says(graph: Graph, space: s
     assert space == ANY or first_runs(plain, actions) == sorted(first_runs(plain, actions))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(LARGER)
 def test_any_order_is_never_worse_than_the_given_one(graph: Graph) -> None:
     plain = graph.to_dict()
@@ -190,7 +191,7 @@ def test_any_order_is_never_worse_than_the_given_one(graph: Graph) -> None:
     assert oracle.optimum(plain, least, ANY) <= oracle.optimum(plain, least, GIVEN)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(LARGER, st.sampled_from(oracle.SPACES))
 def test_a_larger_budget_is_never_slower(graph: Graph, space: str) -> None:
     plain = graph.to_dict()

@@ -21,6 +21,7 @@ from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.solver import Walker, polish, propose
 from scheduler.solvers.anneal.state import AREA, BLOCK, COST
 from scheduler.solvers.deadline import Deadline
+from tests.support.examples import examples
 from tests.support.oracle import optimum
 from tests.support.strategies import graphs, joint_graphs
 from tests.support.training_graphs import conv_net, uniform_chain
@@ -52,7 +53,7 @@ def simulated(graph: sc.Graph, walker: Walker) -> tuple[sc.Simulation, np.ndarra
     return simulation, simulation.memory[during]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.data(), free=st.booleans())
 def test_every_state_is_a_schedule_and_its_memory_is_never_below_the_judges(data: st.DataObject, free: bool) -> None:
     graph = data.draw(st.one_of(graphs(), joint_graphs()))
@@ -64,7 +65,7 @@ def test_every_state_is_a_schedule_and_its_memory_is_never_below_the_judges(data
     assert walker.state.counts[AREA] == np.maximum(kept, 0).sum()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.data(), free=st.booleans())
 def test_without_shared_storages_memory_and_time_are_the_judges(data: st.DataObject, free: bool) -> None:
     drawn = data.draw(st.one_of(graphs(), joint_graphs()))

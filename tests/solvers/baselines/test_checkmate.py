@@ -13,12 +13,13 @@ from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem
 from scheduler.solvers.baselines.checkmate import propose
 from scheduler.solvers.deadline import Deadline
+from tests.support.examples import examples
 from tests.support.oracle import optimum
 from tests.support.stage_oracle import check_against_all_stages, plain_graphs
 from tests.support.training_graphs import conv_net, uniform_chain
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(graph=plain_graphs(), tighter=st.integers(0, 4))
 def test_it_is_the_best_of_all_schedules_of_stages(graph: sc.Graph, tighter: int) -> None:
     check_against_all_stages(propose, graph, tighter)

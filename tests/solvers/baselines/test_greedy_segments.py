@@ -14,6 +14,7 @@ from scheduler.solvers.baselines.greedy_segments import articulation_points, cut
 from scheduler.solvers.baselines.kept_sets import forward_operations
 from scheduler.solvers.baselines.segments import chain_schedule_from
 from scheduler.solvers.deadline import Deadline
+from tests.support.examples import examples
 from tests.support.strategies import joint_graphs
 from tests.support.training_graphs import conv_net, uniform_chain
 
@@ -52,7 +53,7 @@ def test_a_tensor_read_far_behind_forbids_every_cut_that_it_crosses() -> None:
     assert list(articulation_points(graph, forward_operations(graph, "test"))) == [0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(graph=joint_graphs())
 def test_what_crosses_a_cut_is_all_that_later_forward_operations_read_of_earlier_ones(graph: sc.Graph) -> None:
     try:

@@ -14,13 +14,14 @@ from scheduler.problem import Problem
 from scheduler.solvers.baselines.kept_sets import forward_operations, schedule_keeping
 from scheduler.solvers.baselines.knapsack import BUCKETS, Knapsack, propose
 from scheduler.solvers.deadline import Deadline
+from tests.support.examples import examples
 from tests.support.oracle import optimum
 from tests.support.training_graphs import uniform_chain
 
 NUMBERS = st.lists(st.integers(1, 9), min_size=6, max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(sizes=NUMBERS, times=NUMBERS, capacity=st.integers(0, BUCKETS - 1))
 def test_what_is_saved_is_worth_most_of_all_choices(sizes: list[int], times: list[int], capacity: int) -> None:
     # Sizes are made to divide the buckets: none is rounded.

@@ -24,6 +24,7 @@ from scheduler.solvers.baselines.kusumoto import (
     pruned_lower_sets,
 )
 from scheduler.solvers.deadline import Deadline
+from tests.support.examples import examples
 from tests.support.oracle import optimum
 from tests.support.training_graphs import conv_net, uniform_chain
 
@@ -90,7 +91,7 @@ def as_sets(sequence: list[int]) -> list[frozenset[int]]:
     return [frozenset(v for v in range(5) if lower_set >> v & 1) for lower_set in sequence]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(forward=forward_graphs())
 def test_the_program_is_the_best_of_all_sequences_for_every_bound(forward: ForwardGraph) -> None:
     definition = Definition(forward)
@@ -107,7 +108,7 @@ def test_the_program_is_the_best_of_all_sequences_for_every_bound(forward: Forwa
         assert all(peak <= bound for _, peak in simulated)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(forward=forward_graphs())
 def test_all_lower_sets_are_those_of_the_definition(forward: ForwardGraph) -> None:
     assert all_lower_sets(forward.reads, 32) is not None
@@ -206,7 +207,7 @@ def test_a_sequence_of_one_piece_holds_all_twice() -> None:
     assert forward.cached(least) == 0b0111
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(forward=forward_graphs(), stretch=st.floats(300.0, 1e6))
 def test_times_of_many_digits_are_off_by_half_a_step_each_at_most(forward: ForwardGraph, stretch: float) -> None:
     forward = replace(forward, times=tuple(time * stretch for time in forward.times))

@@ -20,12 +20,13 @@ from scheduler.errors import MissingExtraError, UnsuitableProblemError
 from scheduler.problem import Problem
 from scheduler.solvers.baselines.moccasin import propose
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
+from tests.support.examples import examples
 from tests.support.oracle import optimum
 from tests.support.stage_oracle import check_against_all_stages, plain_graphs
 from tests.support.training_graphs import conv_net, uniform_chain
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(graph=plain_graphs(), tighter=st.integers(0, 4))
 def test_it_is_the_best_of_all_schedules_of_two_intervals(graph: sc.Graph, tighter: int) -> None:
     check_against_all_stages(propose, graph, tighter, most_runs=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 
 import pytest
@@ -20,13 +19,12 @@ from scheduler.solvers.dp.costs import chain_costs, chain_states
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.dp.pruned_search import PrunedSearch
 from scheduler.solvers.dp.solver import chain_frontier, chain_schedule, propose
+from tests.support.examples import examples
 from tests.support.grid_reference import grid_time
 from tests.support.oracle import best_schedule, least_peak, optimum
 from tests.support.persistent_oracle import PersistentSearch
 from tests.support.strategies import chains
 from tests.support.training_graphs import three_layers, uniform_chain
-
-EXAMPLES = int(os.environ.get("CHAIN_EXAMPLES", "200"))
 
 
 class CountedDeadline(Deadline):
@@ -90,7 +88,7 @@ def test_below_the_worked_case_s_floor_the_layer_that_needs_most_is_named() -> N
     assert '"l2.backward" alone needs 11 B' in solution.messages[0]
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(200))
 @given(chain=chains(max_layers=4))
 def test_unpruned_program_pruned_one_and_exhaustive_search_agree(chain: sc.Chain) -> None:
     frontier = chain_frontier(chain)
@@ -123,7 +121,7 @@ def test_the_pruned_search_loses_nothing_where_the_grid_is_coarser_than_the_size
     assert pruned_time(chain, frontier[0][0] - 1) == math.inf
 
 
-@settings(max_examples=EXAMPLES // 4, deadline=None)
+@settings(max_examples=examples(50))
 @given(chain=chains(max_layers=2, max_modes=0), data=st.data())
 def test_no_schedule_at_all_is_faster_than_the_bound_or_slower_than_the_persistent_optimum(
     chain: sc.Chain, data: st.DataObject
@@ -141,7 +139,7 @@ def test_no_schedule_at_all_is_faster_than_the_bound_or_slower_than_the_persiste
         assert best <= next(time for peak, time in reversed(frontier) if peak <= budget)
 
 
-@settings(max_examples=EXAMPLES // 4, deadline=None)
+@settings(max_examples=examples(50))
 @given(chain=chains(min_layers=4, max_layers=8))
 def test_the_bound_over_all_schedules_never_exceeds_the_time_of_one(chain: sc.Chain) -> None:
     for peak, time in chain_frontier(chain):
@@ -186,7 +184,7 @@ def test_where_only_other_schedules_fit_the_answer_is_unknown_and_says_why() -> 
     assert "no persistent schedule fits; the smallest peak of one is 2 bytes" in solution.messages[-1]
 
 
-@settings(max_examples=EXAMPLES // 4, deadline=None)
+@settings(max_examples=examples(50))
 @given(seed=st.integers(0, 10**6), length=st.integers(1, 12), slots=st.integers(20, 500))
 def test_the_grid_program_is_never_better(seed: int, length: int, slots: int) -> None:
     chain = random_chain(seed, length)
