@@ -120,7 +120,7 @@ PARTS = (
     ),
     Part("torch", "torch", "tracing and training", _extra("torch")),
     Part("GPU", "torch", "training on a GPU", "optional; to use one, install a torch build for it", trial=_GPU),
-    Part("matplotlib", "matplotlib", "pictures and reports", _extra("plot")),
+    Part("matplotlib", "matplotlib", "plots and reports", _extra("plot")),
     Part("transformers", "transformers", "the models named hf-...", _extra("models")),
     Part("OR-tools", "ortools", 'the solver "moccasin"', _extra("cpsat")),
     Part("pandas", "pandas", "tables as data frames", _extra("tables")),

@@ -1,4 +1,4 @@
-"""Pictures: what they draw is what the judge and the rows say."""
+"""Plots draw the values of the simulator and of the rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bars(ax: Any, label: str) -> list[list[float]]:
     return sorted([box.x0, box.x1, (box.y0 + box.y1) / 2] for box in boxes)
 
 
-def test_memory_is_drawn_as_the_judge_counts_it() -> None:
+def test_memory_is_drawn_as_the_simulator_counts_it() -> None:
     ax = plot_memory(twice_plan())
     drawn = line(ax, "plan: peak 16 B")
     assert list(drawn.get_xdata()) == [0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 5, 5, 7]
@@ -62,7 +62,7 @@ def test_memory_is_drawn_as_the_judge_counts_it() -> None:
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("time (s)", "memory (B)")
 
 
-def test_units_are_those_that_a_reader_would_choose() -> None:
+def test_units_suit_the_largest_value() -> None:
     graph = uniform_chain(2, size=3 * 2**20, forward=1e-3, backward=2e-3)
     ax = plot_memory((graph, TWICE))
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("time (ms)", "memory (MiB)")
@@ -112,7 +112,7 @@ def answer(budget: int, overhead: float | None, bound: float, global_bound: floa
     )
 
 
-def test_frontiers_show_schedules_and_what_is_proven_impossible() -> None:
+def test_frontiers_show_schedules_and_bounds() -> None:
     exact = [answer(300, 0.1, 11.0, 10.5), answer(200, 0.5, 15.0, 12.0), answer(100, None, 0.0, 10.0)]
     rough = [answer(200, 0.8, 12.0, 12.0), answer(300, 0.2, 10.0, 10.0)]
     ax = plot_frontier({"exact": exact, "rough": rough})
@@ -145,7 +145,7 @@ def test_frontiers_of_the_solvers_themselves_can_be_drawn() -> None:
     assert list(line(ax, "greedy").get_ydata()) == pytest.approx([100 * row.overhead for row in found])
 
 
-def test_frontiers_of_different_graphs_or_none_are_refused() -> None:
+def test_frontiers_of_different_graphs_or_none_are_rejected() -> None:
     with pytest.raises(InvalidOptionError, match="different baselines"):
         plot_frontier({"a": [answer(10, 0.0, 1.0, 1.0)], "b": [answer(10, 0.0, 1.0, 1.0, baseline=11.0)]})
     with pytest.raises(InvalidOptionError, match="no frontier"):
@@ -194,7 +194,7 @@ def test_a_comparison_has_a_panel_per_graph() -> None:
         plot_comparison(rows[-1:])
 
 
-def test_a_folder_gets_a_picture_per_graph_and_one_of_solve_times(tmp_path: Path) -> None:
+def test_a_folder_gets_a_plot_per_graph_and_one_of_solve_times(tmp_path: Path) -> None:
     asked = replace(ROW, overhead=0.5, bound=1.0, global_bound=1.0)
     names = ["a/b", "a:b", "solve_time", "..."]
     rows = [replace(asked, graph=name) for name in names]
@@ -206,7 +206,7 @@ def test_a_folder_gets_a_picture_per_graph_and_one_of_solve_times(tmp_path: Path
     assert {"ilp", "greedy", "solve time (s)"} <= texts["solve_time.svg"]
     for file, name in zip(files[1:], [*names, "g"], strict=True):
         assert {name, "overhead in time (%)"} <= texts[file.name]
-    # Only what has a point stands in the legend.
+    # Only series with points are in the legend.
     assert "ilp" in texts["a_b.svg"]
     assert not {"greedy", "none"} & texts["a_b.svg"]
     assert pyplot.get_fignums() == []
@@ -254,7 +254,7 @@ def test_solve_times_are_points_and_medians_of_each_size() -> None:
         plot_solve_time(rows[-1:])
 
 
-def test_every_picture_draws_on_the_axes_given() -> None:
+def test_every_plot_draws_on_given_axes() -> None:
     figure, axes = pyplot.subplots(1, 4)
     plan = twice_plan()
     assert plot_memory(plan, ax=axes[0]) is axes[0]
@@ -265,10 +265,10 @@ def test_every_picture_draws_on_the_axes_given() -> None:
 
 
 @pytest.mark.parametrize("draw", [plot_memory, plot_schedule])
-def test_what_has_no_schedule_is_refused(draw: Any) -> None:
+def test_anything_without_a_schedule_is_rejected(draw: Any) -> None:
     solution = sc.solve(uniform_chain(2), 1, solver="save-all")
     for nothing in (solution, (uniform_chain(2), solution.schedule), None):
-        with pytest.raises(InvalidOptionError, match=r"give a Plan, or a Graph and a Schedule.*nothing to draw"):
+        with pytest.raises(InvalidOptionError, match=r"must be a Plan, or a tuple of a Graph and its Schedule, got"):
             draw(nothing)
 
 
@@ -279,7 +279,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("draw", [plot_memory, plot_schedule])
-def test_names_are_drawn_as_text_whatever_they_hold(draw: Any) -> None:
+def test_names_are_drawn_as_text_whatever_they_contain(draw: Any) -> None:
     svg = inline_svg(draw, oddly_named_plan(), "a")
     texts = "".join(ElementTree.fromstring(svg).itertext())
     assert ("alert('$x_2$')</script>" in texts) is (draw is plot_schedule)
@@ -296,7 +296,7 @@ def test_a_schedule_that_costs_nothing_can_be_drawn(draw: Any, text: str) -> Non
 
 
 @pytest.mark.parametrize(("layers", "named", "second"), [(40, 40, "f1"), (41, 21, "f2"), (100, 34, "f3")])
-def test_of_many_layers_at_most_forty_are_named(layers: int, named: int, second: str) -> None:
+def test_at_most_forty_layers_are_named(layers: int, named: int, second: str) -> None:
     graph = uniform_chain(layers)
     forward = sc.Graph(graph.operations[:layers], graph.tensors[: layers + 1], resident=["x0"])
     ax = plot_schedule((forward, sc.Schedule([sc.Compute(operation.name) for operation in forward.operations])))
@@ -304,7 +304,7 @@ def test_of_many_layers_at_most_forty_are_named(layers: int, named: int, second:
     assert ax.get_yticklabels()[1].get_text() == second
 
 
-def test_a_figure_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_figure_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     ax = plot_memory(twice_plan())
     write_figure(ax, tmp_path / "memory.svg")
     first = (tmp_path / "memory.svg").read_bytes()

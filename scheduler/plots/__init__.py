@@ -1,4 +1,4 @@
-"""Pictures of plans and comparisons; each draws on the axes given, or on a figure of its own."""
+"""Plots of plans, frontiers and comparisons, on given axes or in a figure of their own."""
 
 from scheduler.plots.comparisons import (
     Answer,

@@ -1,4 +1,4 @@
-"""Pictures of what solvers found: overheads against budgets, and the time that it took."""
+"""Plots that compare solvers: overheads against budgets, and solve times."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 _SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
 _MARKERS = "osD^vPX*<>h"
-_SHORTEST_SECONDS = 1e-6
-"""Shown for a time that the clock could not tell from 0."""
+_MIN_SECONDS = 1e-6
+"""Shortest time shown on the logarithmic axis: the clock may measure 0."""
 
 
 class Answer(Protocol):
-    """What `plot_frontier` reads: a `Solution`, or a `Row` of a comparison."""
+    """The attributes that `plot_frontier` reads, of a `Solution` or a `Row` of a comparison."""
 
     @property
     def budget_bytes(self) -> int:
-        """Resident tensors included."""
+        """Largest peak, resident tensors included."""
 
     @property
     def baseline_time(self) -> float:
-        """Of the save-everything schedule."""
+        """Time of the save-everything schedule."""
 
     @property
     def baseline_peak_bytes(self) -> int:
-        """Of the save-everything schedule."""
+        """Peak of the save-everything schedule."""
 
     @property
     def overhead(self) -> float | None:
@@ -74,59 +74,41 @@ class Answer(Protocol):
 
 
 def plot_frontier(frontiers: Mapping[str, Iterable[Answer]], *, ax: Axes | None = None) -> Axes:
-    """Plot overhead against budget for several solvers, above what is proven impossible.
+    """Plot overhead against budget for several solvers, together with the proven lower bounds.
 
-    A schedule serves every larger budget, and a lower bound every smaller one: so the lines
-    are steps.
+    Lines are steps, because a schedule fits every larger budget, and a lower bound holds for
+    every smaller one.
 
     Parameters
     ----------
     frontiers : mapping of str to Frontier, or to rows of a comparison
-        By the name to show; all of one graph.
+        Keys are the names to show. All frontiers must be of the same graph.
     ax : matplotlib.axes.Axes, optional
-        By default those of a new figure.
+        By default the axes of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
         x: budget in bytes, resident tensors included; y: overhead in percent of the time of
-        saving everything. Points are schedules. Dashes are lower bounds: black over all
-        schedules, and in a solver's color within its own search space, where that is higher.
-        Where an overhead is above 100 %, the scale is logarithmic above 1 %.
+        the save-everything schedule. Points are schedules. Dashes are lower bounds: black for
+        all schedules, and in a solver's color within its own search space, if that bound is
+        higher. If an overhead is above 100 %, the scale is logarithmic above 1 %.
 
     Raises
     ------
     InvalidOptionError
-        If there is no answer, or they are of different graphs.
+        If there is no answer, or the answers are of different graphs.
     MissingExtraError
         If matplotlib is not installed.
     """
     rows_of = {name: sorted(rows, key=lambda row: row.budget_bytes) for name, rows in frontiers.items()}
     rows = [row for answers in rows_of.values() for row in answers]
-    baselines = sorted({(row.baseline_time, row.baseline_peak_bytes) for row in rows})
-    if not baselines:
-        raise InvalidOptionError("no frontier to plot: give at least one with an answer")
-    if len(baselines) > 1:
-        raise InvalidOptionError(f"these frontiers are of graphs with different baselines {baselines}: plot each alone")
-    baseline = baselines[0][0]
+    baseline = _common_baseline(rows)
     ax = ax or new_axes(3.6)
     unit, scale = byte_scale(max(row.budget_bytes for row in rows))
-    budgets = sorted({row.budget_bytes for row in rows})
-    proven = {budget: max(row.global_bound or 0.0 for row in rows if row.budget_bytes >= budget) for budget in budgets}
-    places = [budget / scale for budget in budgets]
-    floor = [_overhead(bound, baseline) for bound in proven.values()]
-    ax.fill_between(places, floor, step="pre", color=LIGHT, linewidth=0, label="proven: no schedule here")
-    ax.plot(places, floor, "_", color=BLACK, markersize=12, label="bound proven at that budget")
+    proven = _draw_global_bounds(ax, rows, baseline, scale)
     for number, (name, answers) in enumerate(rows_of.items()):
-        color, marker, style = _look(number)
-        found = [row for row in answers if row.overhead is not None and math.isfinite(row.overhead)]
-        places = [row.budget_bytes / scale for row in found]
-        overheads = [100 * (row.overhead or 0.0) for row in found]
-        (line,) = ax.plot(places, overheads, color=color, marker=marker, drawstyle="steps-post", label=name)
-        line.set(markersize=6, markerfacecolor="none", linewidth=1.3, linestyle=style)
-        own = [row for row in found if (row.bound or 0.0) > proven[row.budget_bytes] * (1 + TOLERANCE)]
-        places = [row.budget_bytes / scale for row in own]
-        ax.plot(places, [_overhead(row.bound or 0.0, baseline) for row in own], "_", color=color, markersize=12)
+        _draw_solver(ax, number, name, answers, proven, baseline, scale)
     if any(row.overhead is not None and 1 < row.overhead < math.inf for row in rows):
         ax.set_yscale("symlog", linthresh=1)
         ax.yaxis.set_major_formatter("{x:g}")
@@ -137,13 +119,57 @@ def plot_frontier(frontiers: Mapping[str, Iterable[Answer]], *, ax: Axes | None 
     return ax
 
 
+def _common_baseline(rows: Sequence[Answer]) -> float:
+    """Return the baseline time of all rows, which must be of one graph."""
+    baselines = sorted({(row.baseline_time, row.baseline_peak_bytes) for row in rows})
+    if not baselines:
+        raise InvalidOptionError("no frontier to plot: give at least one with an answer")
+    if len(baselines) > 1:
+        raise InvalidOptionError(
+            f"the frontiers must be of one graph, got different baselines {baselines}: plot each graph separately"
+        )
+    return baselines[0][0]
+
+
+def _draw_global_bounds(ax: Axes, rows: Sequence[Answer], baseline: float, scale: int) -> dict[int, float]:
+    """Draw the highest lower bound over all schedules for each budget, and return it."""
+    budgets = sorted({row.budget_bytes for row in rows})
+    proven = {budget: max(row.global_bound or 0.0 for row in rows if row.budget_bytes >= budget) for budget in budgets}
+    places = [budget / scale for budget in budgets]
+    overheads = [_overhead(bound, baseline) for bound in proven.values()]
+    ax.fill_between(places, overheads, step="pre", color=LIGHT, linewidth=0, label="proven: no schedule here")
+    ax.plot(places, overheads, "_", color=BLACK, markersize=12, label="bound proven at that budget")
+    return proven
+
+
+def _draw_solver(
+    ax: Axes,
+    number: int,
+    name: str,
+    answers: Sequence[Answer],
+    proven: Mapping[int, float],
+    baseline: float,
+    scale: int,
+) -> None:
+    """Draw the schedules of one solver, and its bounds that are above those over all schedules."""
+    color, marker, style = _look(number)
+    found = [row for row in answers if row.overhead is not None and math.isfinite(row.overhead)]
+    places = [row.budget_bytes / scale for row in found]
+    overheads = [100 * (row.overhead or 0.0) for row in found]
+    (line,) = ax.plot(places, overheads, color=color, marker=marker, drawstyle="steps-post", label=name)
+    line.set(markersize=6, markerfacecolor="none", linewidth=1.3, linestyle=style)
+    own = [row for row in found if (row.bound or 0.0) > proven[row.budget_bytes] * (1 + TOLERANCE)]
+    places = [row.budget_bytes / scale for row in own]
+    ax.plot(places, [_overhead(row.bound or 0.0, baseline) for row in own], "_", color=color, markersize=12)
+
+
 def plot_comparison(rows: Iterable[Row]) -> Figure:
-    """Plot the frontiers of all solvers in a comparison, one panel of `plot_frontier` per graph.
+    """Plot the frontiers of all solvers in a comparison, with one `plot_frontier` panel per graph.
 
     Parameters
     ----------
     rows : Comparison or iterable of Row
-        Rows in which the solver gave no answer are left out.
+        Rows without an answer of the solver are left out.
 
     Returns
     -------
@@ -165,15 +191,15 @@ def plot_solve_time(rows: Iterable[Row], *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     rows : Comparison or iterable of Row
-        Rows in which the solver gave no answer are left out.
+        Rows without an answer of the solver are left out.
     ax : matplotlib.axes.Axes, optional
-        By default those of a new figure.
+        By default the axes of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        x: operations; y: seconds; both logarithmic. A point is a case, filled where its
-        answer is proven (OPTIMAL, INFEASIBLE); lines join the medians of each size.
+        x: operations; y: seconds; both logarithmic. Each point is a case, filled if its
+        answer is proven (OPTIMAL, INFEASIBLE). Lines join the medians of each size.
 
     Raises
     ------
@@ -197,7 +223,7 @@ def plot_solve_time(rows: Iterable[Row], *, ax: Axes | None = None) -> Axes:
         color, marker, style = _look(number)
         seconds: dict[int, list[float]] = {}
         for row in sorted(answers, key=lambda row: row.operations):
-            second = max(row.seconds, _SHORTEST_SECONDS)
+            second = max(row.seconds, _MIN_SECONDS)
             seconds.setdefault(row.operations, []).append(second)
             fill = color if row.status in (Status.OPTIMAL.name, Status.INFEASIBLE.name) else "white"
             ax.plot(row.operations, second, marker, markersize=5, markeredgecolor=color, markerfacecolor=fill)
@@ -214,20 +240,20 @@ def plot_solve_time(rows: Iterable[Row], *, ax: Axes | None = None) -> Axes:
 
 
 def write_comparison(rows: Iterable[Row], folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the frontiers on each graph, and the solve times on all, as SVG files in a folder.
+    """Write the frontiers of each graph, and the solve times on all graphs, as SVG files.
 
     Parameters
     ----------
     rows : Comparison or iterable of Row
-        Rows in which the solver gave no answer are left out.
+        Rows without an answer of the solver are left out.
     folder : path
-        Made if it is missing.
+        Created if it is missing.
 
     Returns
     -------
     tuple of Path
-        `solve_time.svg`, and one file per graph, named as it is but for characters that a file
-        name cannot hold everywhere.
+        `solve_time.svg`, and one file per graph with its name, in which characters that some
+        file systems reject are replaced.
 
     Raises
     ------
@@ -253,7 +279,10 @@ def write_comparison(rows: Iterable[Row], folder: str | os.PathLike[str]) -> tup
 
 
 def _by_graph(rows: Iterable[Row]) -> list[tuple[str, dict[str, list[Row]]]]:
-    """Return the name of each graph with its rows by solver; of all solvers, so that each looks the same everywhere."""
+    """Return the name of each graph with its rows by solver.
+
+    Every graph has an entry for every solver, so that a solver has the same color everywhere.
+    """
     answers = [row for row in rows if row.status in Status.__members__]
     if not answers:
         raise InvalidOptionError("no comparison to plot: give at least one row with an answer")
@@ -274,13 +303,13 @@ def _panels(graphs: Sequence[tuple[str, Mapping[str, Iterable[Answer]]]]) -> Fig
         panel.get_legend().remove()
     for line in panels[0].get_lines() if len(graphs) == 1 else ():
         if not len(line.get_xdata()):
-            line.set_label("_")  # what has no point in the only panel needs no entry in the legend
+            line.set_label("_")  # a series without points in the only panel needs no entry in the legend
     finish(panels[0], columns=3)
     return figure_of(panels[0])
 
 
 def _look(number: int) -> tuple[str, str, str]:
-    """Return color, marker and line style of the series of that number."""
+    """Return the color, marker and line style of a series."""
     colors, markers = len(_SERIES), len(_MARKERS)
     return _SERIES[number % colors], _MARKERS[number % markers], "-" if number < colors else "--"
 

@@ -1,7 +1,7 @@
-"""What all pictures share: figures and their colors, scales, legends, and files.
+"""Shared parts of all plots: figures and their colors, scales, legends and files.
 
-Colors are those of Okabe and Ito (Color Universal Design, 2008), told apart with any
-color vision; what they say is also said by shape, line style or place.
+The colors are those of Okabe and Ito (Color Universal Design, 2008), which can be told apart
+with any color vision. Shape, line style or position always shows the same as color.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 BLACK, GREY, LIGHT, SKY, BLUE = "#000000", "#888888", "#DDDDDD", "#56B4E9", "#0072B2"
 GREEN, ORANGE, VERMILLION, PURPLE = "#009E73", "#E69F00", "#D55E00", "#CC79A7"
-_LONGEST_LABEL = 28
+_MAX_LABEL_LENGTH = 28
 
 
 def new_figure(height: float) -> Figure:
-    """Return a new figure, as wide as a README shows it."""
+    """Return a new figure of the width of a page."""
     try:
         from matplotlib import pyplot
     except ImportError as error:
-        raise MissingExtraError('pictures need matplotlib: pip install "checkpoint-scheduler[plot]"') from error
+        raise MissingExtraError('plots need matplotlib: pip install "checkpoint-scheduler[plot]"') from error
     return pyplot.figure(figsize=(7.2, height), layout="constrained")
 
 
@@ -39,7 +39,7 @@ def new_axes(height: float) -> Axes:
 
 
 def figure_of(ax: Axes) -> Figure:
-    """Return the figure that axes stand on."""
+    """Return the figure of some axes."""
     figure = ax.get_figure(root=True)
     if figure is None:
         raise InvalidOptionError("these axes were removed from their figure")
@@ -47,7 +47,7 @@ def figure_of(ax: Axes) -> Figure:
 
 
 def finish(ax: Axes, *, columns: int) -> None:
-    """Take away what says nothing, and put the legend where no data is."""
+    """Remove the frame and put the legend above the plot."""
     ax.spines[["top", "right"]].set_visible(False)
     legend = ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, fontsize=8)
     for text in legend.get_texts():
@@ -55,18 +55,18 @@ def finish(ax: Axes, *, columns: int) -> None:
 
 
 def byte_scale(most: int) -> tuple[str, int]:
-    """Return the unit in which `format_bytes` would write the largest value, and its bytes."""
+    """Return the unit in which `format_bytes` writes the largest value, and its size in bytes."""
     unit = format_bytes(most).split()[1]
     return unit, parse_bytes(f"1{unit}")
 
 
 def shortened(name: str) -> str:
     """Return a name, or its end if it is too long for a label."""
-    return name if len(name) <= _LONGEST_LABEL else f"…{name[1 - _LONGEST_LABEL :]}"
+    return name if len(name) <= _MAX_LABEL_LENGTH else f"…{name[1 - _MAX_LABEL_LENGTH :]}"
 
 
 def write_figure(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
-    """Write a figure, or the one that axes stand on, as SVG.
+    """Write a figure, or the figure of some axes, as SVG.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def write_figure(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
 
 
 def closed_svg(figure: Figure) -> str:
-    """Return a figure that nobody else has as SVG, and close it."""
+    """Return a figure as SVG, and close it."""
     from matplotlib import pyplot
 
     try:
@@ -93,7 +93,7 @@ def _svg(figure: Figure) -> str:
 
     text = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "scheduler"}), warnings.catch_warnings():
-        # Text stays text: the reader's fonts count, not those of matplotlib.
+        # Text is kept as text, so it does not matter which glyphs the fonts of matplotlib have.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""Pictures of a plan: its memory and its schedule over the step."""
+"""Plots of a plan: its memory and its schedule over the step."""
 
 from __future__ import annotations
 
@@ -42,21 +42,22 @@ _TIME_UNITS = {
     "s": (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)),
     "FLOP": (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3), ("FLOP", 1.0)),
 }
-_MOST_LABELS = 40
+_MAX_LABELS = 40
+"""Of more layers than this, only every second, third, ... is named."""
 
 PlanOrSchedule = Plan | tuple[Graph, Schedule]
 """A plan, or a graph with a schedule of it."""
 
 
 def plot_memory(plan: PlanOrSchedule, *, ax: Axes | None = None) -> Axes:
-    """Plot memory over the step: the schedule against saving everything, and the budget as a line.
+    """Plot the memory of a schedule over the step, next to that of the save-everything schedule.
 
     Parameters
     ----------
     plan : Plan or (Graph, Schedule)
-        Without a plan there is no budget line.
+        The budget is drawn only for a plan.
     ax : matplotlib.axes.Axes, optional
-        By default those of a new figure.
+        By default the axes of a new figure.
 
     Returns
     -------
@@ -100,20 +101,20 @@ def plot_memory(plan: PlanOrSchedule, *, ax: Axes | None = None) -> Axes:
 
 
 def plot_schedule(plan: PlanOrSchedule, *, ax: Axes | None = None) -> Axes:
-    """Plot the schedule by layer: what is computed, saved, freed and computed again, and when.
+    """Plot a schedule by layer: what it computes, saves, frees and recomputes, and when.
 
     Parameters
     ----------
     plan : Plan or (Graph, Schedule)
     ax : matplotlib.axes.Axes, optional
-        By default those of a new figure.
+        By default the axes of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        x: time in the graph's unit; y: layers, in order of their first
-        run from the top. Results (loss, gradients of parameters) are held to the end of every
-        step, and not drawn.
+        x: time in the graph's unit; y: layers, from the top in the order of their first runs.
+        Results (loss, gradients of parameters) are not drawn: every schedule holds them to
+        the end.
 
     Raises
     ------
@@ -134,16 +135,16 @@ def plot_schedule(plan: PlanOrSchedule, *, ax: Axes | None = None) -> Axes:
     held = list(compress(timeline.holdings, costs))
     for is_saved, color, label in ((False, LIGHT, "held for a while"), (True, SKY, "saved for the backward phase")):
         spans = [(rows[h.layer], h.start / scale, h.end / scale) for h in held if h.is_saved is is_saved]
-        _draw_spans(ax, spans, 0.9, color, label, least_points=0.0)
+        _draw_spans(ax, spans, 0.9, color, label, min_points=0.0)
     for kind, color, label in _KINDS:
         runs = [run for run in timeline.runs if run.kind == kind]
         spans = [(rows[run.layer], run.start / scale, run.end / scale) for run in runs]
-        _draw_spans(ax, spans, 0.5, color, label, least_points=1.5)
+        _draw_spans(ax, spans, 0.5, color, label, min_points=1.5)
     freed = [holding for holding in held if holding.is_freed]
     moments = [holding.end / scale for holding in freed]
     places = [rows[holding.layer] for holding in freed]
     ax.plot(moments, places, "|", color=BLACK, markersize=6, markeredgewidth=0.8, zorder=1.5, label="freed")
-    shown = range(0, len(names), 1 + len(names) // (_MOST_LABELS + 1))
+    shown = range(0, len(names), 1 + len(names) // (_MAX_LABELS + 1))
     ax.set_yticks(shown, [shortened(names[row]) for row in shown], fontsize=8, parse_math=False)
     ax.set_xlim(0, timeline.end / scale or 1)
     ax.set_ylim(len(names) - 0.4, -0.6)
@@ -154,9 +155,9 @@ def plot_schedule(plan: PlanOrSchedule, *, ax: Axes | None = None) -> Axes:
 
 
 def inline_svg(draw: Callable[..., Axes], plan: PlanOrSchedule, name: str) -> str:
-    """Return a picture of a plan as an SVG element to stand in a page.
+    """Return a plot of a plan as an SVG element to embed in a page.
 
-    The text of the picture stays text. Equal plans give equal elements.
+    Text is kept as text. Equal plans give equal elements.
 
     Parameters
     ----------
@@ -164,7 +165,7 @@ def inline_svg(draw: Callable[..., Axes], plan: PlanOrSchedule, name: str) -> st
         `plot_memory` or `plot_schedule`.
     plan : Plan or (Graph, Schedule)
     name : str
-        Told before every id in the element, so that several stand in one page.
+        Prefix of every id in the element, which keeps the ids in a page unique.
     """
     svg = closed_svg(figure_of(draw(plan)))
     svg = svg[svg.index("<svg") :]
@@ -178,7 +179,7 @@ def _parts(plan: PlanOrSchedule) -> tuple[Graph, Schedule, int | None]:
     if isinstance(plan, tuple) and len(plan) == 2 and isinstance(plan[0], Graph) and isinstance(plan[1], Schedule):
         return *plan, None
     given = ", ".join(type(part).__name__ for part in plan) if isinstance(plan, tuple) else type(plan).__name__
-    raise InvalidOptionError(f"give a Plan, or a Graph and a Schedule of it, not {given}: there is nothing to draw")
+    raise InvalidOptionError(f"the plan must be a Plan, or a tuple of a Graph and its Schedule, got {given}")
 
 
 def _draw_spans(
@@ -188,9 +189,9 @@ def _draw_spans(
     color: str,
     label: str,
     *,
-    least_points: float,
+    min_points: float,
 ) -> None:
-    """Draw (row, start, end) as bars of some least width; those of a row that meet are one."""
+    """Draw spans (row, start, end) as bars of some minimum width; touching bars of a row are merged."""
     from matplotlib.collections import PolyCollection
 
     merged: list[tuple[int, float, float]] = []
@@ -201,8 +202,8 @@ def _draw_spans(
             merged.append((row, start, end))
     half = height / 2
     corners = [((a, row - half), (b, row - half), (b, row + half), (a, row + half)) for row, a, b in merged]
-    zorder = 2 if least_points else 1
-    bars = PolyCollection(corners, facecolor=color, edgecolor=color, linewidth=least_points, zorder=zorder)
+    zorder = 2 if min_points else 1
+    bars = PolyCollection(corners, facecolor=color, edgecolor=color, linewidth=min_points, zorder=zorder)
     bars.set_label(label)
     ax.add_collection(bars)
 
