@@ -1,7 +1,7 @@
-"""A model's graph at any batch size: traced at a few, and from there predicted at the others.
+"""Graphs of a model at any batch size: traced at a few sizes and predicted at the others.
 
-From a batch of two on, one program mostly serves all sizes, and the bytes and times in it are
-affine in the batch. So two traces say what a third would; the third shows whether they did.
+From batch size 2 on, the graphs of most models differ only in bytes and times, which are
+affine in the batch size. So two traces predict a third, and tracing that one confirms it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from scheduler.graph import Graph
 
 LEAST_PREDICTED = 2
-"""A batch of one is traced always: PyTorch makes another program of a dimension of one."""
+"""Smaller batches are always traced: PyTorch captures another program for a dimension of size 1."""
 
 
 class Growth:
@@ -26,6 +26,7 @@ class Growth:
     Attributes
     ----------
     traced : dict of int to Graph
+        The traced graphs by batch size.
     """
 
     def __init__(self, trace: Callable[[int], Graph]) -> None:
@@ -34,36 +35,36 @@ class Growth:
         self._predicted: dict[int, Graph] = {}
 
     def at(self, size: int) -> Graph:
-        """Return the graph of a batch size: predicted if two traced ones agree in structure, else traced."""
+        """Return the graph of a batch size, predicted if two traced graphs have the same structure."""
         if size in self.traced:
             return self.traced[size]
         if size not in self._predicted:
             pair = self._pair(size) if size >= LEAST_PREDICTED else None
             if pair is None:
-                return self._traced_now(size)
+                return self._trace_now(size)
             self._predicted[size] = predict(size, *pair, self.traced[pair[0]], self.traced[pair[1]])
         return self._predicted[size]
 
     def confirm(self, size: int) -> bool:
-        """Trace a batch size and return whether its graph was known.
+        """Trace a batch size and return whether its graph was traced or predicted correctly before.
 
-        If it was not, what other sizes were predicted to need is forgotten.
+        If not, all predictions are discarded.
         """
         if size in self.traced:
             return True
         predicted = self._predicted.get(size)
-        graph = self._traced_now(size)
+        graph = self._trace_now(size)
         if predicted is not None and structure(graph) == structure(predicted) and _bytes(graph) == _bytes(predicted):
             return True
         self._predicted.clear()
         return False
 
-    def _traced_now(self, size: int) -> Graph:
+    def _trace_now(self, size: int) -> Graph:
         self.traced[size] = self._trace(size)
         return self.traced[size]
 
     def _pair(self, size: int) -> tuple[int, int] | None:
-        """Return two traced sizes whose graphs agree: the nearest on both sides, else the two nearest."""
+        """Return two traced sizes with the same structure: the nearest on each side, or the two nearest."""
         by_structure: dict[Hashable, list[int]] = {}
         for known in sorted(self.traced, key=lambda known: abs(known - size)):
             if known >= LEAST_PREDICTED:
@@ -76,7 +77,10 @@ class Growth:
 
 
 def structure(graph: Graph) -> Hashable:
-    """Return what graphs share that differ in names, bytes and times only: schedules go from one to the other."""
+    """Return a key that graphs share if they differ only in names, bytes and times.
+
+    A schedule of one such graph, as a sequence of operations, is a schedule of the others.
+    """
     index = graph.index
     return (
         tuple(
@@ -91,14 +95,16 @@ def structure(graph: Graph) -> Hashable:
 
 
 def predict(size: int, one: int, other: int, graph: Graph, second: Graph) -> Graph:
-    """Return the graph of a batch size, affine in the batch through the graphs of two other sizes.
+    """Return the graph of a batch size, with bytes and times extrapolated from two other sizes.
 
     Parameters
     ----------
-    size, one, other : int
-        `graph` is that of a batch of `one`, `second` that of a batch of `other`.
+    size : int
+        The batch size to predict.
+    one, other : int
+        The batch sizes of `graph` and `second`.
     graph, second : Graph
-        Of equal structure.
+        Two graphs of equal structure.
 
     Examples
     --------
@@ -111,20 +117,20 @@ def predict(size: int, one: int, other: int, graph: Graph, second: Graph) -> Gra
     """
     steps, apart = size - one, other - one
 
-    def whole(a: int, b: int) -> int:
+    def affine(a: int, b: int) -> int:
         return max(0, a - (a - b) * steps // apart)  # rounded up
 
     return replace(
         graph,
         tensors=tuple(
-            replace(a, size_bytes=whole(a.size_bytes, b.size_bytes))
+            replace(a, size_bytes=affine(a.size_bytes, b.size_bytes))
             for a, b in zip(graph.tensors, second.tensors, strict=True)
         ),
         operations=tuple(
             replace(
                 a,
                 time=max(0.0, a.time + (b.time - a.time) * steps / apart),
-                workspace_bytes=whole(a.workspace_bytes, b.workspace_bytes),
+                workspace_bytes=affine(a.workspace_bytes, b.workspace_bytes),
             )
             for a, b in zip(graph.operations, second.operations, strict=True)
         ),

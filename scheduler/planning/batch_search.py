@@ -1,4 +1,4 @@
-"""The largest batch for which a schedule fits a budget: a search over batch sizes and schedules."""
+"""Search for the largest batch for which a schedule fits a budget."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.smallest_peak import squeeze
 
-_SHARE_OF_SLICE = 0.3
-"""Of the time left, what the search for a schedule of one batch size may take, and what the proof of the answer may."""
+_SEARCH_TIME_SHARE = 0.3
+"""Share of the remaining time for the schedule search at one batch size, and for the proof of the answer."""
 
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """What `largest_batch` finds.
+    """The result of `largest_batch`.
 
     Attributes
     ----------
     size : int
-        0 if no schedule of a batch of one is known.
+        Largest batch size for which a fitting schedule is known; 0 if there is none.
     schedule : Schedule or None
-        It fits, at this size.
+        A schedule that fits at this size.
     bound : int or None
-        Proven: no larger batch fits. None if nothing up to the limit is proven not to.
+        Proven upper bound on the batch size; None if nothing is proven up to the limit.
     next_schedule : Schedule or None
-        Of the smallest peak known at `size` + 1; None at the limit.
+        The schedule with the smallest known peak at `size` + 1; None at the limit.
     """
 
     size: int
@@ -46,25 +46,26 @@ class LargestBatch:
 def largest_batch(
     growth: Growth, budget_bytes: int, *, limit: int, seconds: float, reorder: bool = True
 ) -> LargestBatch:
-    """Find the largest batch for which a schedule of the budget is known.
+    """Find the largest batch for which a schedule fits a budget.
 
-    No batch fits whose graph has a floor over the budget. From there down, a schedule is
-    sought at one size, and serves every size at which the judge says that it fits, so that
-    few sizes are searched. The graphs of the answer and of one more are traced; where they
-    are not as they were predicted, the search goes on with what they show.
+    A batch whose graph has a floor over the budget cannot fit. Below that size, the schedule
+    found at one size is tried at others too (by simulation), so that few sizes need a search.
+    The graphs at the answer and at one more are traced; if they differ from their prediction,
+    the search continues with the traced graphs.
 
-    Memory is taken to grow with the batch: `size` fits and `size` + 1 is not known to, what
-    lies beyond is not looked at.
+    Memory is assumed to grow with the batch, so sizes beyond the first one that is not known
+    to fit are not tried.
 
     Parameters
     ----------
     growth : Growth
     budget_bytes : int
     limit : int
-        Largest batch looked at.
+        Largest batch size to try.
     seconds : float
-        For the search for schedules, which Ctrl-C ends as well; tracing comes on top.
+        Time for the schedule searches, which Ctrl-C ends as well; tracing comes on top.
     reorder : bool
+        As for `solve`.
     """
     search = _Search(growth, budget_bytes, limit, seconds, reorder)
     with stopped_by_interrupt(search.whole):
@@ -72,19 +73,19 @@ def largest_batch(
 
 
 class _Search:
-    """Schedules found so far, by the structure of the graphs that they belong to."""
+    """The state of a search: the schedules found so far, by the structure of their graphs."""
 
     def __init__(self, growth: Growth, budget_bytes: int, limit: int, seconds: float, reorder: bool) -> None:
         self.growth, self.budget_bytes, self.limit = growth, budget_bytes, limit
         self.seconds, self.reorder = seconds, reorder
         self.whole = Deadline(math.inf)
-        """Only to be stopped: time counts in `seconds`."""
+        """Passes Ctrl-C on to the searches; the time limit is `seconds`."""
         self.most = 0
-        """The last size whose floor is within the budget."""
+        """The largest size whose floor is within the budget."""
         self._runs: dict[Hashable, list[Sequence[int]]] = {}
 
     def answer(self) -> LargestBatch:
-        """Return the largest batch of those whose graphs are known for certain."""
+        """Return the largest batch whose graph, and that of one more, are traced and not only predicted."""
         for size in range(LEAST_PREDICTED, min(self.limit, LEAST_PREDICTED + 1) + 1):
             self.growth.at(size)
         size = self.run()
@@ -98,17 +99,17 @@ class _Search:
         )
 
     def run(self) -> int:
-        """Return the largest size for which a schedule is known, once no larger one is left to try."""
+        """Return the largest size for which a schedule is known, after trying all larger ones."""
         self.most = self._last(self._may_fit, 1)
         known, untried = self._last(self._fits, 1), self.most
         while known < untried and not self.whole.stopped:
-            # Nearer to the known end: a success is made the most of, a failure takes its full time.
+            # Closer to the known end: a success helps at other sizes, a failure takes its full time.
             size = known + -(-(untried - known) // 3)
             if self._attempt(size):
                 least = size
             else:
                 least, untried = known, size - 1
-            # It may serve a size at which an earlier attempt failed.
+            # The schedule may fit at a size at which an earlier attempt failed.
             reached = self._last(self._newest_fits, least, self.most)
             if reached > known:
                 known = reached
@@ -125,13 +126,13 @@ class _Search:
         return min(peaks, key=lambda entry: entry[0])
 
     def bound(self, size: int) -> int | None:
-        """Return the size above which it is proven that no batch fits; None if that is beyond the limit."""
+        """Return the size above which no batch fits, as proven; None if that is beyond the limit."""
         if size == self.limit:
             return None
         if not self._may_fit(size + 1):
             return size
-        with suppress(UnsuitableProblemError):  # too large a step for `ilp`
-            proof = load_solver("ilp")(self._problem(size + 1), deadline=self._slice(), seed=0)
+        with suppress(UnsuitableProblemError):  # the graph is too large for `ilp`
+            proof = load_solver("ilp")(self._problem(size + 1), deadline=self._search_deadline(), seed=0)
             if proof.infeasible:
                 return size
         return self.most if self.most < self.limit else None
@@ -143,27 +144,27 @@ class _Search:
         return self.best(size)[0] <= self.budget_bytes
 
     def _newest_fits(self, size: int) -> bool:
-        """Return whether the schedule found last fits; the others are known not to."""
+        """Return whether the latest schedule fits; the others are known not to."""
         graph = self.growth.at(size)
         newest = self._runs.get(structure(graph), [])[-1:]
         return any(simulate(graph, schedule_from_runs(graph, runs)).peak_bytes <= self.budget_bytes for runs in newest)
 
     def _attempt(self, size: int) -> bool:
-        """Look for a schedule that fits a batch size, keep that of the smallest peak, and return whether it fits."""
+        """Search for a schedule with a small peak at a batch size, keep it, and return whether it fits."""
         problem = self._problem(size)
-        begun = time.monotonic()
-        schedule = squeeze(problem, self._slice())[1]
-        self.seconds = max(0.0, self.seconds - (time.monotonic() - begun))
+        started = time.monotonic()
+        schedule = squeeze(problem, self._search_deadline())[1]
+        self.seconds = max(0.0, self.seconds - (time.monotonic() - started))
         self._runs.setdefault(structure(problem.graph), []).append(runs_of(problem.graph, schedule))
         return self._newest_fits(size)
 
     def _forget_all_but_newest(self, size: int) -> None:
-        """Keep, of the schedules for batches like this one, the one found last: it serves where no other does."""
+        """Of the schedules for graphs like that of `size`, keep only the latest: it fits where no other does."""
         runs = self._runs[structure(self.growth.at(size))]
         del runs[:-1]
 
-    def _slice(self) -> Deadline:
-        return self.whole.within(_SHARE_OF_SLICE * self.seconds)
+    def _search_deadline(self) -> Deadline:
+        return self.whole.within(_SEARCH_TIME_SHARE * self.seconds)
 
     def _problem(self, size: int) -> Problem:
         graph = self.growth.at(size)
@@ -172,9 +173,10 @@ class _Search:
         return Problem(graph, self.budget_bytes, self.reorder, starts=starts)
 
     def _last(self, holds: Callable[[int], bool], holding: int, most: int | None = None) -> int:
-        """Return the last size, up to `most` or the limit, for which what holds for `holding` holds.
+        """Return the largest size up to `most`, or the limit, for which a condition holds.
 
-        It is taken to hold for all sizes up to that one. Sizes are doubled, and then halved.
+        The condition is assumed to hold for `holding` and to be monotone. Sizes are doubled
+        until it fails, and then bisected.
         """
         failing = (self.limit if most is None else most) + 1
         seen = False

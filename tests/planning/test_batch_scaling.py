@@ -1,4 +1,4 @@
-"""Graphs at other batch sizes: as they follow from two, and what shows that they do not."""
+"""Graphs at other batch sizes: predicted from two, and traced where the prediction is wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.training_graphs import conv_net, uniform_chain
 
 
 def step(batch: int) -> sc.Graph:
-    """A step in which a weight and a workspace stay and all else grows with the batch."""
+    """Return a step in which one weight and one workspace are constant and all else grows with the batch."""
     tensors = [sc.Tensor("w", 100), sc.Tensor("x", 8 * batch), sc.Tensor("y", 5 + 12 * batch), sc.Tensor("dw", 100)]
     operations = [
         sc.Operation("f", ["w", "x"], ["y"], 3.0 * batch, workspace_bytes=64),
@@ -23,7 +23,7 @@ def step(batch: int) -> sc.Graph:
 
 
 class Traces:
-    """Counts which batch sizes were asked for."""
+    """Records which batch sizes are traced."""
 
     def __init__(self, graph: Callable[[int], sc.Graph]) -> None:
         self.graph = graph
@@ -36,7 +36,7 @@ class Traces:
 
 @pytest.mark.parametrize("known", [(2, 3), (3, 2), (4, 9), (2, 40)])
 @pytest.mark.parametrize("batch", [2, 5, 17, 1000])
-def test_two_traces_give_every_other_batch_to_the_byte(known: tuple[int, int], batch: int) -> None:
+def test_two_traces_predict_every_other_batch_to_the_byte(known: tuple[int, int], batch: int) -> None:
     traces = Traces(step)
     growth = Growth(traces)
     for size in known:
@@ -62,7 +62,7 @@ def test_a_batch_of_one_predicts_nothing() -> None:
     assert traces.asked == [1, 2, 3]
 
 
-def test_where_the_structure_changes_every_batch_is_traced_until_two_agree() -> None:
+def test_if_the_structure_changes_every_batch_is_traced_until_two_agree() -> None:
     traces = Traces(lambda batch: uniform_chain(3 if batch < 8 and batch % 2 else 2, size=batch))
     growth = Growth(traces)
     for size in (2, 3, 4, 6):
@@ -70,7 +70,7 @@ def test_where_the_structure_changes_every_batch_is_traced_until_two_agree() -> 
     assert traces.asked == [2, 3, 4]  # 2 and 4 agree, and give 6
 
 
-def test_bytes_that_are_not_affine_are_noticed_and_what_followed_from_them_is_forgotten() -> None:
+def test_bytes_that_are_not_affine_are_noticed_and_predictions_discarded() -> None:
     def padded(batch: int) -> sc.Graph:
         return conv_net(2, width=max(64, 16 * batch))
 

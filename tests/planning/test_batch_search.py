@@ -1,4 +1,4 @@
-"""The largest batch: against the exhaustive least peak of every batch size."""
+"""The largest batch, checked against the smallest peak of every batch size by the oracle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHAIN = uniform_chain(4, size=1)
 
 
 def chain_with_weights(batch: int) -> sc.Graph:
-    """A chain of unlike layers with resident weights and their gradients; the batch scales the rest."""
+    """Return a chain of different layers with resident weights and their gradients; the batch scales the rest."""
     layers, widths, weights = 3, (1, 4, 2, 3), (3, 0, 5)
     tensors = [sc.Tensor(f"{kind}{i}", widths[i] * batch) for kind in "xg" for i in range(layers + 1)]
     tensors += [sc.Tensor(f"{kind}{i}", weights[i]) for kind in ("w", "dw") for i in range(layers)]
@@ -32,17 +32,17 @@ def chain_with_weights(batch: int) -> sc.Graph:
 
 
 def padded(batch: int) -> sc.Graph:
-    """The same for batches padded to a multiple of four: bytes are no line over the batch."""
+    """Return the same for batches padded to a multiple of four: bytes are not affine in the batch."""
     return chain_with_weights(-(-batch // 4) * 4)
 
 
 def odd_and_even(batch: int) -> sc.Graph:
-    """Another program for odd batches."""
+    """Return a graph with another structure for odd batches."""
     return uniform_chain(2 + batch % 2, size=batch)
 
 
 def check(graph: Callable[[int], sc.Graph], budget: int, growth: Growth) -> LargestBatch:
-    """Assert that the answer is that of the oracle, and its bound and schedules are true; return it."""
+    """Assert that the answer agrees with the oracle and its bound and schedules are right; return it."""
     found = largest_batch(growth, budget, limit=1000, seconds=SECONDS)
     least = [oracle.least_peak(graph(size).to_dict()) for size in range(1, found.size + 3)]
     assert [peak <= budget for peak in least] == [True] * found.size + [False] * 2
@@ -57,7 +57,7 @@ def check(graph: Callable[[int], sc.Graph], budget: int, growth: Growth) -> Larg
 
 
 @pytest.mark.parametrize("budget", [6, 29, 30, 31, 83])
-def test_where_all_grows_alike_the_largest_batch_is_the_budget_over_the_least_peak(budget: int) -> None:
+def test_if_all_bytes_are_proportional_the_largest_batch_is_the_budget_over_the_least_peak(budget: int) -> None:
     unit = oracle.least_peak(CHAIN.to_dict())
     growth = Growth(lambda batch: uniform_chain(4, size=batch))
     found = largest_batch(growth, budget, limit=1000, seconds=SECONDS)
@@ -79,13 +79,13 @@ def test_four_traces_find_a_large_batch() -> None:
     assert sorted(growth.traced) == [2, 3, found.size, found.size + 1]
 
 
-def test_programs_that_differ_from_batch_to_batch_are_traced_each() -> None:
+def test_graphs_that_differ_from_batch_to_batch_are_all_traced() -> None:
     growth = Growth(odd_and_even)
     found = check(odd_and_even, 64, growth)
     assert {found.size, found.size + 1} < set(growth.traced)
 
 
-def test_a_budget_that_not_even_a_batch_of_one_fits_is_said() -> None:
+def test_without_a_schedule_for_a_batch_of_one_the_size_is_zero() -> None:
     budget = oracle.least_peak(chain_with_weights(1).to_dict()) - 1
     found = check(chain_with_weights, budget, Growth(chain_with_weights))
     assert (found.size, found.schedule) == (0, None)
@@ -111,7 +111,7 @@ def test_nothing_beyond_the_limit_is_traced_or_claimed(limit: int) -> None:
 
 
 @pytest.mark.parametrize("budget", [2_000, 3_000, 5_000, 9_000])
-def test_no_schedule_that_is_known_fits_one_more(budget: int) -> None:
+def test_no_known_schedule_fits_one_more(budget: int) -> None:
     growth = Growth(lambda batch: conv_net(8, width=16 * batch))
     found = largest_batch(growth, budget, limit=1000, seconds=0.5)
     assert found.schedule is not None
