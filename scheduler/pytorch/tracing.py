@@ -1,4 +1,4 @@
-"""Capture a training step as a graph of operations, with storages, times and FLOPs."""
+"""Capture a training step as a graph of operations with storages and times."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from scheduler.graph import Graph
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.device_memory import NOTHING_BESIDE, DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.exporting import export_graph, export_joint
+from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering import lower
 from scheduler.pytorch.costs.operators import Costs, with_costs
 
@@ -32,8 +33,8 @@ def trace(
 ) -> Graph:
     """Return the graph of one training step of a model: forward, loss and backward.
 
-    Nothing is computed with the model's weights, and the model is left as it was. Whether
-    dropout and batch norm train is as the model's `training` flags say.
+    Nothing is computed with the model's weights, and the model is left as it was. The model's
+    `training` flags decide whether dropout and batch norm are in training mode.
 
     Parameters
     ----------
@@ -41,24 +42,24 @@ def trace(
     args, kwargs
         The arguments of one call. Another batch of the same shapes gives the same graph.
     loss : callable, optional
-        Makes the scalar loss of the model's outputs. Without it the outputs and their
-        incoming gradients are part of the graph; what the caller makes of them is not.
+        Computes the scalar loss from the model's outputs. Without it, the graph includes the
+        outputs and their incoming gradients, but not what the caller computes from them.
     costs : "measured" or "flops"
-        Measured: on this machine, in seconds; this takes a few seconds. FLOPs: the same on
-        every machine, moved bytes only break ties.
+        The cost model of operations. "measured": times on this machine in seconds, which takes
+        a few seconds. "flops": the same on every machine; moved bytes only break ties.
     workspaces : bool, optional
-        Whether to measure what operators allocate inside themselves, so that the peak, and
-        with it the budget, is the allocator's; without, it is that of live storages. By
-        default if costs are measured.
+        Whether to measure the memory that operators allocate internally. With it, the peak,
+        and so the budget, is the allocator's; without it, that of live storages. By default
+        True if costs are measured.
     reserve : int or str
-        Bytes of the device that the step must leave to others: an int, or text such as "1GiB".
+        Bytes of the device that the step must leave free: an int, or text such as "1GiB".
     optimizer : torch.optim.Optimizer, optional
         Its state counts as resident, also before its first step. What its step allocates
-        meanwhile does not: that comes after the backward.
+        temporarily does not count, because it runs after the backward.
     accumulate_gradients : bool
-        Whether the step adds to gradients that exist already (gradient accumulation). They
-        count as resident; new ones are added to them in groups, and do not stay. Gradients of
-        arguments stay results.
+        Whether the step adds to existing gradients (gradient accumulation). These count as
+        resident; new gradients are added to them in groups and then freed. Gradients of
+        arguments remain results.
 
     Returns
     -------
@@ -68,12 +69,12 @@ def trace(
     Raises
     ------
     CaptureError
-        If nothing requires a gradient or the model cannot be captured: says why, and what
-        else to use.
+        If nothing requires a gradient or the model cannot be captured; the message says why
+        and what to use instead.
     InvalidOptionError
-        If `costs` is neither, or the size of the optimizer's state cannot be found.
+        If `costs` is unknown, or the size of the optimizer's state cannot be determined.
     InvalidBudgetError
-        If `reserve` cannot be understood.
+        If `reserve` cannot be parsed.
 
     Examples
     --------
@@ -88,19 +89,6 @@ def trace(
     return capture(model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory).graph
 
 
-@contextlib.contextmanager
-def _garbage_left() -> Iterator[None]:
-    """Do not look for reference cycles: tracing makes many objects that stay, and each search goes through all."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@_garbage_left()
 def capture(
     model: nn.Module,
     args: Sequence[object] = (),
@@ -111,30 +99,29 @@ def capture(
     workspaces: bool | None = None,
     memory: DeviceMemory = NOTHING_BESIDE,
 ) -> Capture:
-    """Return the captured step of a model, which `trace` returns the graph of.
+    """Return the captured step of a model; `trace` returns its graph.
 
     Parameters
     ----------
     model, args, kwargs, loss, costs, workspaces
-        As for `trace`. Times play no part in executing a plan.
+        As for `trace`. Times do not affect how a plan is executed.
     memory : DeviceMemory
-        What stands beside the step.
+        The memory that the device holds in addition to the step.
 
     Raises
     ------
     CaptureError, InvalidOptionError
-        As `trace`.
+        As for `trace`.
     """
-    joint = export_joint(model, tuple(args), dict(kwargs or {}), loss)
-    lowered = lower(joint, memory, name=type(model).__name__)
-    return Capture(joint, with_costs(lowered, costs, workspaces=workspaces))
+    with _collector_disabled():
+        joint = export_joint(model, tuple(args), dict(kwargs or {}), loss)
+        return capture_joint(joint, type(model).__name__, costs=costs, workspaces=workspaces, memory=memory)
 
 
-@_garbage_left()
 def capture_graph(
     module: fx.GraphModule, args: Sequence[object], *, costs: Costs, memory: DeviceMemory = NOTHING_BESIDE
 ) -> Capture:
-    """Return the captured step of a graph that TorchDynamo made.
+    """Return the captured step of a graph that TorchDynamo captured.
 
     Parameters
     ----------
@@ -148,7 +135,40 @@ def capture_graph(
     Raises
     ------
     CaptureError
-        If the graph cannot be planned: says why.
+        If the graph cannot be planned; the message says why.
     """
-    joint = export_graph(module, args)
-    return Capture(joint, with_costs(lower(joint, memory, name="compiled"), costs))
+    with _collector_disabled():
+        return capture_joint(export_graph(module, args), "compiled", costs=costs, memory=memory)
+
+
+def capture_joint(
+    joint: Joint, name: str, *, costs: Costs, memory: DeviceMemory, workspaces: bool | None = None
+) -> Capture:
+    """Return the captured step of a joint graph.
+
+    Parameters
+    ----------
+    joint : Joint
+    name : str
+        Name of the graph to plan.
+    costs, memory, workspaces
+        As for `capture`.
+
+    Raises
+    ------
+    CaptureError, InvalidOptionError
+        As for `trace`.
+    """
+    return Capture(joint, with_costs(lower(joint, memory, name=name), costs, workspaces=workspaces))
+
+
+@contextlib.contextmanager
+def _collector_disabled() -> Iterator[None]:
+    """Disable the collector of reference cycles: tracing creates many objects, and each collection visits all."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

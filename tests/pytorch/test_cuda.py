@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from scheduler.pytorch import checkpointed, trace
 from scheduler.pytorch.costs.timing import shortest_times
 from scheduler.pytorch.execute.runner import build
-from scheduler.pytorch.measurement.allocator import _peak, allocator_peak
+from scheduler.pytorch.measurement.allocator import allocator_peak, peak_bytes
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
 from scheduler.pytorch.models.catalog import ModelCase, make_model
 from scheduler.pytorch.tracing import capture
@@ -154,8 +154,8 @@ def test_the_benchmark_refuses_to_run_without_a_gpu() -> None:
 def test_the_memory_of_a_step_on_a_gpu_is_that_of_the_gpu() -> None:
     # Time, address, bytes, whether on the CPU; what is freed without having been counted stood before.
     both = [(0, 1, 700, True), (1, 2, 50, False), (2, 3, 30, False), (3, 9, -500, False), (4, 2, -50, False)]
-    assert _peak([*both, (5, 4, 40, False)]) == 80
-    assert _peak([allocation for allocation in both if allocation[3]]) == 700
+    assert peak_bytes([*both, (5, 4, 40, False)]) == 80
+    assert peak_bytes([allocation for allocation in both if allocation[3]]) == 700
 
 
 class FakeEvent:

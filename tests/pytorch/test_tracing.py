@@ -33,7 +33,7 @@ def test_parameters_buffers_and_inputs_are_resident_and_gradients_are_results():
     assert len(graph.results) == 6
 
 
-def test_operations_are_named_after_the_submodule_they_come_from():
+def test_operations_are_named_after_their_submodule():
     case = make_model("convnet", batch_size=2, width=4, depth=2, size=8)
     graph = trace(case.module, case.args, costs="flops")
     names = [operation.name for operation in graph.operations]
@@ -66,7 +66,7 @@ def test_measured_times_are_in_seconds_and_positive():
     assert all(operation.time > 0 for operation in graph.operations if "addmm" in operation.name)
 
 
-def test_two_captures_have_one_structure_and_another_shape_has_another():
+def test_two_captures_have_the_same_structure_and_another_shape_has_another():
     def digest(batch_size: int, **options: object) -> str:
         case = make_model("convnet", batch_size=batch_size, width=4, depth=2, size=8, **options)
         return trace(case.module, case.args, costs="flops").structure_digest
@@ -149,7 +149,7 @@ def test_a_mutated_buffer_is_read_through_a_snapshot_and_updated_after_it():
     assert not graph.operation("update:scale").repeatable
 
 
-def test_a_relu_writes_over_an_input_that_nobody_else_reads():
+def test_a_relu_writes_over_an_input_that_nothing_else_reads():
     class Branch(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -170,8 +170,8 @@ def test_the_peak_of_a_small_network_is_the_hand_count():
     simulation = simulate(graph, schedule_from_runs(graph, graph.index.defaults))
     kib = 1024
     # Resident: two weights and the input. Saved: the outputs of both tanh. The loss and its
-    # gradient take 4 bytes each. Peak: the input's gradient of the second layer stands with
-    # its weight's gradient, the first tanh and the gradient of the second.
+    # gradient take 4 bytes each. At the peak, the gradients of the second layer's input and
+    # weight, the first tanh and the gradient of the second tanh are live.
     assert simulation.saved_bytes == 2 * kib + 4
     assert simulation.peak_bytes == 3 * kib + 8 + 4 * kib
 

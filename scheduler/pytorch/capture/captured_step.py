@@ -1,4 +1,4 @@
-"""A captured training step: the graph to plan, and what each of its operations runs."""
+"""A captured training step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from scheduler.pytorch.capture.joint import Joint
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured training step: the graph to plan, and what each of its operations runs.
+    """A captured training step: the graph to plan, and the instruction of each operation.
 
     Attributes
     ----------
-    graph : Graph
-        Its results are the outputs, the gradients of what is trainable, and incoming
-        gradients as small as a number.
     joint : Joint
-        The joint fx graph behind it.
+        The joint fx graph.
     lowered : Lowered
-        Instruction of each operation, node of each resident tensor.
+        The graph to plan, the instruction of each operation, the node of each resident tensor.
     """
 
     joint: Joint
@@ -30,12 +27,16 @@ class Capture:
 
     @property
     def graph(self) -> Graph:
-        """The graph to plan."""
+        """The graph to plan.
+
+        Its results are the outputs, the gradients of all trainable tensors, and incoming
+        gradients no larger than one number.
+        """
         return self.lowered.graph
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
-        """What each operation runs, in the order of the graph's operations."""
+        """The instruction of each operation, in the order of the graph's operations."""
         return self.lowered.instructions
 
     @property

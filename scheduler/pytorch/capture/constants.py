@@ -1,8 +1,8 @@
 """Tensors that a step reads besides parameters, buffers and arguments.
 
-They are attributes of modules that are not registered, and what the loss function finds in
-its closure or among its globals: `loss=lambda outputs: cross_entropy(outputs, targets)`.
-Each is read afresh in every step, so `targets` may be another tensor by then.
+They are unregistered attributes of modules, and tensors that the loss function finds in its
+closure or among its globals: `loss=lambda outputs: cross_entropy(outputs, targets)`.
+Each is read again in every step, so `targets` may be another tensor by then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Holder:
-    """A place that holds a tensor: an attribute, a closure's cell, a global name."""
+    """A place that holds a tensor: an attribute, a closure's cell, a global variable."""
 
     get: Callable[[], Tensor]
     set: Callable[[Tensor], None]
@@ -29,7 +29,7 @@ def find_constants(core: nn.Module, loss: object) -> Iterator[tuple[str, tuple[s
     Parameters
     ----------
     core : nn.Module
-        Model (`module`) and loss (`loss`), or what TorchDynamo made of them.
+        Model (`module`) and loss (`loss`), or what TorchDynamo captured of them.
     loss : callable or None
     """
     for path, owner in core.named_modules():

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-ACCUMULATED_AT_ONCE = 1 / 16
-"""Share of all gradients that may wait to be added to existing ones; a larger gradient waits alone."""
+LARGEST_GROUP_SHARE = 1 / 16
+"""Largest share of the bytes of all gradients in a group of several; a larger gradient forms a group alone."""
 
 
 def group_gradients(ready: Mapping[int, int], sizes: Mapping[int, int], *, least: int = 0) -> list[tuple[int, ...]]:
-    """Return the gradients that leave the backward together, in the order in which they can.
+    """Return the groups of gradients that leave the backward together, in the order in which they can.
 
     Parameters
     ----------
     ready : mapping of int to int
-        The moment from which each gradient can.
+        The position from which each gradient can leave.
     sizes : mapping of int to int
-        Bytes of each.
+        Bytes of each gradient.
     least : int
-        As many bytes may wait in any case.
+        A group may have this many bytes whatever its share.
     """
-    limit = max(least, sum(sizes[i] for i in ready) * ACCUMULATED_AT_ONCE)
+    limit = max(least, sum(sizes[i] for i in ready) * LARGEST_GROUP_SHARE)
     groups: list[tuple[int, ...]] = []
     for i in sorted(ready, key=ready.__getitem__):
         if groups and sizes[i] + sum(sizes[j] for j in groups[-1]) <= limit:

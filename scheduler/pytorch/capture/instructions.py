@@ -1,4 +1,4 @@
-"""What the operations of a captured step run."""
+"""The instructions that the operations of a captured step run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import torch
 from torch import fx
 
 from scheduler.graph import Graph
-from scheduler.pytorch.capture.operators import (
-    BatchNorm,
-)
+from scheduler.pytorch.capture.operators import BatchNorm
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands for a tensor of the graph in the arguments of a call."""
+    """A reference to a tensor of the graph, among the arguments of a call."""
 
     tensor: str
 
@@ -29,9 +27,9 @@ class Call:
     node : Node
     target : OpOverload
     args, kwargs
-        With a `Ref` for each tensor.
+        Arguments with a `Ref` in place of each tensor.
     outputs : tuple of str or None
-        The tensor made by each output; None for an output that is no tensor.
+        The tensor of each output; None for an output that is not a tensor.
     has_several : bool
         Whether the operator returns a tuple.
     state : str or None
@@ -55,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True)
 class SaveState:
-    """Keep the state of a device's generator."""
+    """Save the state of a device's generator."""
 
     tensor: str
     device: torch.device
@@ -84,7 +82,7 @@ class Return:
     Attributes
     ----------
     values, results : tuple of str
-        The tensors, and those that stand for them in the caller's hands.
+        The tensors, and the tensors that the caller holds on their storages.
     """
 
     values: tuple[str, ...]
@@ -127,7 +125,7 @@ Instruction = Call | SaveState | Snapshot | Update | Return | Tangents | Accumul
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph and what each of its operations and tensors stands for.
+    """A graph with the instruction of each operation and the node of each resident tensor.
 
     Attributes
     ----------

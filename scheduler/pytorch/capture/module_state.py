@@ -1,4 +1,4 @@
-"""What modules keep besides parameters and buffers, put back and compared: caches, counters, last outputs."""
+"""State of modules in addition to parameters and buffers, such as caches, counters and last outputs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class Attributes:
-    """The attributes of some modules, with the entries of their lists, dicts and sets, as they are now.
+    """A snapshot of the attributes of some modules, with the entries of their lists, dicts and sets.
 
     Parameters
     ----------
     modules : iterable of (str, Module)
-        With the name of each.
+        Modules with their names.
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
@@ -25,7 +25,7 @@ class Attributes:
         self._entries = {id(container): (container, copy.copy(container)) for container in containers}
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore all attributes and containers."""
         for container, before in self._entries.values():
             if _entries(container) != _entries(before):
                 container.clear()
@@ -35,10 +35,7 @@ class Attributes:
             vars(module).update(before)
 
     def changed(self) -> dict[str, object]:
-        """Return the tensors, numbers and lists that one call would find as another one left them.
-
-        They are those that are other ones now, by name.
-        """
+        """Return the tensors, numbers and lists that a call changed and the next call would find changed, by name."""
         found: dict[str, object] = {}
         for name, module, before, buffers in self._modules:
             own = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
@@ -57,7 +54,7 @@ class Attributes:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number, and not just true or false."""
+    """Return whether a value is a number other than a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -69,9 +66,9 @@ def _entries(container: list[object] | dict[object, object] | set[object]) -> ob
 
 
 def describe_kept(names: Sequence[str]) -> str:
-    """Return what is wrong with a forward that changes these attributes, and how to mend it."""
+    """Return the error message for a forward that changes these attributes."""
     return (
-        f"forward changes {', '.join(names)}, which is no parameter and no buffer: a step would depend on how often"
-        " forward ran before, and a plan is for one step by itself. Pass it as an argument and return it, or make it a"
-        " buffer; if it is filled once and then only read, call the model once before planning"
+        f"forward changes {', '.join(names)}, which is neither a parameter nor a buffer: a step would depend on how"
+        " often forward ran before, but a plan is for a single step. Pass it as an argument and return it, or make it"
+        " a buffer; if it is filled once and then only read, call the model once before planning"
     )

@@ -1,4 +1,4 @@
-"""What has to be known about single ATen operators: randomness, batch norm, signatures."""
+"""Facts about single ATen operators: randomness, batch norm, in-place variants, signatures."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class BatchNorm:
     update : OpOverload
         Updates the statistics in place; takes the same arguments.
     replay : OpOverload
-        Gives the same outputs without reading or updating statistics.
+        Produces the same outputs without reading or updating statistics.
     statistics : tuple of int
         Positions of the running statistics among the arguments.
     updated : tuple of int
         Positions of the new statistics among the outputs of the functional operator.
     replay_takes_statistics : bool
-        True if `replay` must be given statistics to update: scratch tensors will do.
+        Whether `replay` needs statistics to update; scratch tensors will do.
     """
 
     update: torch._ops.OpOverload
@@ -58,7 +58,7 @@ BATCH_NORMS = {
 }
 
 _BATCH_NORM_BACKWARDS = {
-    # Position of the flag that says whether batch statistics were used.
+    # Position of the argument that tells whether batch statistics were used; None if they always are.
     aten.native_batch_norm_backward.default: 7,
     aten.cudnn_batch_norm_backward.default: None,
     aten.batch_norm_backward.default: 7,
@@ -72,18 +72,17 @@ IN_PLACE = {
     aten.clamp.default: aten.clamp_.default,
     aten.clamp_min.default: aten.clamp_min_.default,
 }
-"""Operators that may overwrite their input: applied twice they give what they give once,
-so that a recomputation may find its input overwritten already."""
+"""In-place variants of idempotent operators: a recomputation may find its input overwritten already."""
 
 
 UPDATES = {aten.add.Tensor: aten.add_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
-"""Operators that change a counter, and how they do so in place."""
+"""In-place variants of the operators that change a counter."""
 
 
 def may_overwrite_input(node: fx.Node) -> bool:
-    """Return whether a call can write its output over its input, whatever runs again.
+    """Return whether a call can write its output over its input, whatever is recomputed.
 
-    Nobody else may read the input, and no other tensor may lie on its storage.
+    Nothing else may read the input, and no other tensor may share its storage.
     """
     if node.target not in IN_PLACE or not isinstance(node.args[0], fx.Node):
         return False
@@ -101,7 +100,7 @@ def may_overwrite_input(node: fx.Node) -> bool:
 
 
 def _tensors_around(node: object) -> list[Tensor]:
-    """Return the fake tensors that a call reads and makes."""
+    """Return the fake tensors that a call reads and produces."""
     assert isinstance(node, fx.Node)
     values = [argument.meta["val"] for argument in nodes_in((node.args, node.kwargs))]
     if node.op == "call_function" and isinstance(node.meta["val"], (tuple, list)):
@@ -129,7 +128,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Return whether a call meets with other processes: it must run once, on all in the same order."""
+    """Return whether a call communicates with other processes; it must run once, in the same order on all."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES
 
 
@@ -146,7 +145,7 @@ def is_getitem(node: fx.Node) -> bool:
 
 
 def owner(node: fx.Node) -> fx.Node:
-    """Return the call that makes a node's value."""
+    """Return the call that produces a node's value."""
     return node.args[0] if is_getitem(node) else node  # type: ignore[return-value]
 
 
@@ -191,7 +190,7 @@ def _describe_value(value: object) -> str:
 
 
 def check_call(node: fx.Node) -> None:
-    """Refuse what cannot be planned.
+    """Refuse a call that cannot be planned.
 
     Raises
     ------
@@ -202,8 +201,8 @@ def check_call(node: fx.Node) -> None:
     target = node.target
     if target is torch.ops.higher_order.with_effects:
         raise CaptureError(
-            f'the graph calls "{node.args[1]}" for its effects, and what has effects cannot be planned. Of a collective'
-            " take the functional form, in torch.distributed._functional_collectives: it runs once, as captured"
+            f'the graph calls "{node.args[1]}" for its side effects, which cannot be planned. For a collective, use the'
+            " functional form in torch.distributed._functional_collectives, which runs exactly once"
         )
     if not isinstance(target, torch._ops.OpOverload):
         raise CaptureError(
@@ -211,11 +210,11 @@ def check_call(node: fx.Node) -> None:
         )
     if "rnn" in str(target):
         raise CaptureError(
-            f'"{target}" keeps a record for its backward whose size shows only when it runs under autograd:'
-            ' a recurrent network is planned layer by layer, with granularity="layers"'
+            f'"{target}" saves a tensor for its backward whose size is known only when it runs under autograd:'
+            ' plan a recurrent network layer by layer, with granularity="layers"'
         )
     if target._schema.is_mutable:
-        raise CaptureError(f'operator "{target}" changes its input in place and was not made functional')
+        raise CaptureError(f'operator "{target}" changes its input in place and could not be made functional')
     for value in output_values(node):
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise CaptureError(

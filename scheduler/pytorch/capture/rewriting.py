@@ -1,7 +1,7 @@
 """Rewrites of a captured joint graph, before it is planned.
 
-Each keeps every value bit for bit. All run before planning: merging nodes afterwards would
-undo recomputation.
+None changes any value by a single bit. All run before planning, because merging nodes
+afterwards would undo recomputation.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from scheduler.pytorch.capture.operators import (
 
 
 def rewrite(module: fx.GraphModule) -> None:
-    """Clean a joint graph in place.
+    """Rewrite a joint graph in place.
 
-    Drop marks for the profiler; refuse what cannot be planned; merge views that name the same elements of the same
-    storage; drop arguments that are never read; give every gradient memory of its own;
-    remove what nobody reads.
+    Drop profiler marks; refuse calls that cannot be planned; merge views of the same elements
+    of the same storage; drop arguments that are never read; give every gradient memory of its
+    own; remove calls whose outputs are unused.
 
     Raises
     ------
@@ -40,20 +40,20 @@ def rewrite(module: fx.GraphModule) -> None:
     _merge_views(graph)
     _drop_unread_statistics(graph)
     _give_gradients_own_memory(graph)
-    _remove_unread(graph)
+    _remove_unused(graph)
     graph.lint()
     module.recompile()
 
 
 def _drop_profiler_marks(graph: fx.Graph) -> None:
-    """Remove what `torch.profiler.record_function` leaves: it computes nothing, and a plan has an order of its own."""
+    """Remove the calls of `torch.profiler.record_function`: they compute nothing, and a plan has its own order."""
     for node in reversed(graph.nodes):
         if getattr(node.target, "namespace", "") == "profiler" and not node.users:
             graph.erase_node(node)
 
 
 def _merge_views(graph: fx.Graph) -> None:
-    """Replace a node by an earlier one that names the same elements of the same storage.
+    """Replace a node by an earlier one for the same elements of the same storage.
 
     The graph is functional, so equal storage, offset, sizes and strides mean equal values:
     detach, a transpose of a transpose, the second transpose of one weight.
@@ -79,17 +79,17 @@ def _merge_views(graph: fx.Graph) -> None:
 
 
 def _drop_unread_statistics(graph: fx.Graph) -> None:
-    """Do not keep running statistics for a batch-norm backward that uses batch statistics."""
+    """Do not pass running statistics to a batch-norm backward that uses batch statistics."""
     for node in graph.nodes:
         if node.op == "call_function" and ignores_running_statistics(node):
             node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
 def _give_gradients_own_memory(graph: fx.Graph) -> None:
-    """Copy gradients that the engine would copy, and those that overlap another result.
+    """Copy gradients that autograd's engine would copy, and those that overlap another result.
 
-    The engine takes a gradient over as it is, without a copy, if nothing else refers to it
-    and its strides are those of the parameter. Copies inside the graph are planned.
+    The engine takes over a gradient without a copy if nothing else refers to it and its
+    strides are those of the parameter. Copies inside the graph are part of the plan.
     """
     (returned,) = graph.find_nodes(op="output")
     values, descriptions = list(returned.args[0]), returned.meta["desc"]
@@ -112,7 +112,7 @@ def _give_gradients_own_memory(graph: fx.Graph) -> None:
 
 def _engine_takes(gradient: Tensor, parameter: Tensor) -> bool:
     if gradient.dtype != parameter.dtype or gradient.shape != parameter.shape:
-        return True  # the engine converts it, whatever happens here
+        return True  # the engine converts it anyway
     if _dense_order(parameter) is not None:
         return all(
             a == b
@@ -169,8 +169,8 @@ def _insert_copy(graph: fx.Graph, returned: fx.Node, value: fx.Node, like: Tenso
 _CLONE = (aten.clone.default, (), {"memory_format": torch.contiguous_format})
 
 
-def _remove_unread(graph: fx.Graph) -> None:
-    """Remove calls that nobody reads; a random draw stays, since later draws depend on it."""
+def _remove_unused(graph: fx.Graph) -> None:
+    """Remove calls whose outputs are unused, except random draws: later draws depend on them."""
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and not is_random(node):
             graph.erase_node(node)

@@ -1,4 +1,4 @@
-"""Refuse modules that are already sharded or replicated: a plan belongs inside of that, not around it."""
+"""Refuse modules that are already sharded or replicated: a plan belongs inside such a wrapper, not around it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def check_unwrapped(module: nn.Module) -> None:
     Raises
     ------
     CaptureError
-        If a part of it is wrapped by FSDP or DistributedDataParallel, or a parameter is a
-        DTensor: says in which order to wrap.
+        If a submodule is wrapped by FSDP or DistributedDataParallel, or a parameter is a
+        DTensor; the message gives the right order of wrapping.
     """
     if not dist.is_available() or not dist.is_initialized():
         return  # these wrappers need a process group, and the imports below take long
@@ -25,16 +25,16 @@ def check_unwrapped(module: nn.Module) -> None:
 
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):
-            raise CaptureError(f'parameter "{name}" is a DTensor, whose parts lie elsewhere: {_BEFORE_SHARDING}')
+            raise CaptureError(f'parameter "{name}" is a DTensor, whose parts are on other devices: {_BEFORE_SHARDING}')
     for name, part in module.named_modules():
-        what = f'"{name}" in the model' if name else "the model"
+        wrapped = f'"{name}" in the model' if name else "the model"
         if isinstance(part, (FSDPModule, FullyShardedDataParallel)):
-            raise CaptureError(f"{what} is sharded, and is whole only while it runs: {_BEFORE_SHARDING}")
+            raise CaptureError(f"{wrapped} is sharded, and is complete only while it runs: {_BEFORE_SHARDING}")
         if isinstance(part, DistributedDataParallel):
             raise CaptureError(
-                f"{what} is a DistributedDataParallel, and what that does before and after its forward is no part of a"
-                " plan: plan before wrapping: DistributedDataParallel(checkpointed(model, plan, args))"
+                f"{wrapped} is a DistributedDataParallel, whose work before and after forward cannot be planned:"
+                " plan before wrapping: DistributedDataParallel(checkpointed(model, plan, args))"
             )
 
 
-_BEFORE_SHARDING = "plan before sharding, each FSDP2 unit by itself: fully_shard(checkpointed(unit, plan, args))"
+_BEFORE_SHARDING = "plan before sharding, one plan for each FSDP2 unit: fully_shard(checkpointed(unit, plan, args))"

@@ -1,12 +1,12 @@
-"""Give Inductor a plan: split AOTAutograd's joint graph into a forward and a backward as a schedule says.
+"""Run a plan under Inductor: split AOTAutograd's joint graph into a forward and a backward as a schedule says.
 
-Inductor asks a partitioner which values the forward saves and what the backward computes
-again; it compiles both graphs as they are, in the layouts that they have, so both are the
-plan's. The order within each, what is fused, and so the peak within the backward are
+Inductor asks a partitioner which values the forward saves and which the backward recomputes.
+It compiles both graphs in the layouts that they have, so these decisions are the plan's. The
+order within each graph, the fusion of kernels, and so the peak within the backward are
 Inductor's.
 
-Random draws run once and are saved. A tensor that the step changes in place, and whose old
-value the backward reads, is copied before the change.
+Random draws run once and are saved. A tensor that the step changes in place is copied before
+the change if the backward reads its old value.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from scheduler.pytorch.capture.descriptors import read_descriptors
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.capture.instructions import Call, Instruction, Ref, Return, Snapshot, Tangents, Update
 from scheduler.pytorch.capture.joint import Joint, Source
-from scheduler.pytorch.capture.lowering import lower
 from scheduler.pytorch.capture.operators import aten, check_call, is_getitem
-from scheduler.pytorch.costs.operators import Costs, with_costs
+from scheduler.pytorch.costs.operators import Costs
+from scheduler.pytorch.tracing import capture_joint
 from scheduler.schedule import Compute, Schedule
 
 Pair = tuple[fx.GraphModule, fx.GraphModule]
 
 
 class Partition(Protocol):
-    """Splits a joint graph into forward and backward."""
+    """A function that splits a joint graph into forward and backward."""
 
     def __call__(self, module: fx.GraphModule, num_fwd_outputs: int) -> Pair:
         """Return the forward, whose first outputs are the joint graph's, and the backward."""
 
 
 class _Partitioner(CustomPartitionerFn):
-    """A partition as Inductor takes it.
+    """A partition in the form that Inductor expects.
 
-    Inductor's caches know it by name only. That is right for the forward and the backward
-    that it returns, which are part of their keys; AOTAutograd's cache, which would not ask
-    for them, must be off.
+    Inductor's caches identify it only by the name that `uuid` returns. This is correct because
+    the forward and the backward that it returns are part of their keys. AOTAutograd's cache
+    does not look at them and must be disabled.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -65,7 +65,7 @@ class _Partitioner(CustomPartitionerFn):
 def compile_with_inductor(
     module: fx.GraphModule, inputs: Sequence[object], partition: Partition
 ) -> Callable[..., Sequence[object]]:
-    """Compile a graph of TorchDynamo's with Inductor.
+    """Compile a graph from TorchDynamo with Inductor.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def compile_with_inductor(
     from torch._inductor.compile_fx import compile_fx
 
     with (
-        # Changed layouts would save copies of inputs and weights that no plan counts.
+        # Other layouts would save copies of inputs and weights, which plans do not count.
         config.patch(custom_partitioner_fn=_Partitioner(partition), layout_optimization=False),
         autograd_config.patch(enable_autograd_cache=False),
     ):
@@ -102,7 +102,7 @@ def partition_joint(
     module : GraphModule
         From AOTAutograd; is changed.
     num_fwd_outputs : int
-        How many of its outputs are the forward's.
+        Number of its outputs that belong to the forward.
     solve : callable
         Returns a valid schedule of the captured step.
     costs, memory
@@ -111,16 +111,16 @@ def partition_joint(
     Raises
     ------
     CaptureError
-        If the graph cannot be planned: says why.
+        If the graph cannot be planned; the message says why.
     """
     joint = _read_joint(module, num_fwd_outputs)
-    captured = Capture(joint, with_costs(lower(joint, memory, name="compiled"), costs))
+    captured = capture_joint(joint, "compiled", costs=costs, memory=memory)
     return _Splitter(captured, solve(captured)).run(num_fwd_outputs)
 
 
 def _read_joint(module: fx.GraphModule, num_fwd_outputs: int) -> Joint:
-    """Return AOTAutograd's joint graph, with the changes of inputs taken out of it."""
-    mutations = _take_out_mutations(module.graph)
+    """Return AOTAutograd's joint graph, with its mutations of inputs removed from the graph."""
+    mutations = _remove_mutations(module.graph)
     for node in module.graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
             check_call(node)
@@ -152,7 +152,8 @@ def _read_joint(module: fx.GraphModule, num_fwd_outputs: int) -> Joint:
     )
 
 
-def _take_out_mutations(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+def _remove_mutations(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+    """Remove the calls that change an input in place, and return each input with its new value."""
     mutations = []
     for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
         old, new = node.args[:2]
@@ -164,7 +165,7 @@ def _take_out_mutations(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
 
 
 class _Splitter:
-    """Writes the joint graph anew, run by run as the schedule says, and has AOTAutograd cut it in two."""
+    """Write a new joint graph in the order of the schedule, and let AOTAutograd split it in two."""
 
     def __init__(self, captured: Capture, schedule: Schedule) -> None:
         self.captured = captured
@@ -172,23 +173,24 @@ class _Splitter:
         self.operations = captured.graph.operations
         self.schedule = schedule
         self.graph = fx.Graph()
-        self.made: dict[str, fx.Node] = {}
-        """The node that holds each tensor."""
-        self.result_of: dict[str, str] = {}
-        """The tensor that the caller holds of each tensor handed over."""
-        self.live = set(captured.graph.resident)
-        self.updates: list[tuple[fx.Node, fx.Node]] = []
-        self.late_storages = self._find_late_storages()
-
-    def run(self, num_fwd_outputs: int) -> Pair:
-        from torch._functorch.partitioners import _extract_fwd_bwd_modules
-
         self.inputs = {
             node: self.graph.node_copy(node)
             for node in self.joint.module.graph.nodes
             if node.op in ("placeholder", "get_attr")
         }
-        self.made.update({name: self.inputs[node] for name, node in self.captured.lowered.resident.items()})
+        """The copy of each input node."""
+        self.node_of = {name: self.inputs[node] for name, node in captured.lowered.resident.items()}
+        """The node that holds each tensor."""
+        self.result_of: dict[str, str] = {}
+        """The tensor that the caller holds of each returned tensor."""
+        self.live = set(captured.graph.resident)
+        self.updates: list[tuple[fx.Node, fx.Node]] = []
+        """Inputs to change at the end of the forward, with their new values."""
+        self.storages_read_late = self._find_storages_read_late()
+
+    def run(self, num_fwd_outputs: int) -> Pair:
+        from torch._functorch.partitioners import _extract_fwd_bwd_modules
+
         early: set[fx.Node] = set()
         for action in self.schedule:
             if not isinstance(action, Compute):
@@ -206,10 +208,10 @@ class _Splitter:
         forward, backward = _extract_fwd_bwd_modules(joint, saved, [], num_fwd_outputs=num_fwd_outputs)
         return forward, backward
 
-    def _find_late_storages(self) -> set[str | None]:
-        """Return the storages that the backward reads, its recomputations included."""
+    def _find_storages_read_late(self) -> set[str | None]:
+        """Return the storages that the backward and its recomputations read."""
         index = self.captured.graph.index
-        runs = [self.operations[index.operation_ids[v.operation]] for v in self.schedule if isinstance(v, Compute)]
+        runs = [self.operations[index.operation_ids[a.operation]] for a in self.schedule if isinstance(a, Compute)]
         first = next(k for k, operation in enumerate(runs) if operation.phase == "backward")
         read = {tensor for operation in runs[first:] for tensor in operation.inputs}
         return {self.captured.graph.tensor(tensor).storage for tensor in read}
@@ -220,36 +222,36 @@ class _Splitter:
         elif isinstance(instruction, Snapshot):
             self._write_snapshot(instruction)
         elif isinstance(instruction, Update):
-            self.updates.append((self.made[instruction.target], self.made[instruction.value]))
+            self.updates.append((self.node_of[instruction.target], self.node_of[instruction.value]))
         elif isinstance(instruction, Return):
             self.result_of.update(zip(instruction.values, instruction.results, strict=True))
-            self.made.update({result: self.made[value] for value, result in self.result_of.items()})
+            self.node_of.update({result: self.node_of[value] for value, result in self.result_of.items()})
         elif isinstance(instruction, Tangents):
-            self.made.update(
+            self.node_of.update(
                 {name: self.inputs[node] for name, node in zip(instruction.tensors, self.joint.tangents, strict=True)}
             )
 
     def _write_call(self, call: Call) -> None:
-        args, kwargs = pytree.tree_map_only(Ref, lambda ref: self.made[ref.tensor], (call.args, call.kwargs))
+        args, kwargs = pytree.tree_map_only(Ref, lambda ref: self.node_of[ref.tensor], (call.args, call.kwargs))
         node = self.graph.call_function(call.target, tuple(args), kwargs)
         node.meta = dict(call.node.meta)
         for position, tensor in enumerate(call.outputs):
             if tensor is None or tensor in self.live:
                 continue
-            self.made[tensor] = node
+            self.node_of[tensor] = node
             if call.has_several:
-                self.made[tensor] = self.graph.call_function(operator.getitem, (node, position))
-                self.made[tensor].meta = {"val": call.node.meta["val"][position]}
+                self.node_of[tensor] = self.graph.call_function(operator.getitem, (node, position))
+                self.node_of[tensor].meta = {"val": call.node.meta["val"][position]}
 
     def _write_snapshot(self, snapshot: Snapshot) -> None:
-        source = self.made[snapshot.source]
-        if self.captured.graph.tensor(snapshot.tensor).storage in self.late_storages:
+        source = self.node_of[snapshot.source]
+        if self.captured.graph.tensor(snapshot.tensor).storage in self.storages_read_late:
             source = self.graph.call_function(aten.clone.default, (source,))
-            source.meta = {"val": self.made[snapshot.source].meta["val"].clone()}
-        self.made[snapshot.tensor] = source
+            source.meta = {"val": self.node_of[snapshot.source].meta["val"].clone()}
+        self.node_of[snapshot.tensor] = source
 
     def _write_updates(self) -> None:
-        """Change inputs only here, at the end of the forward, after everything that reads their old values."""
+        """Change inputs, at the end of the forward: after every call that reads their old values."""
         for old, new in self.updates:
             copy = self.graph.call_function(aten.copy_.default, (old, new))
             copy.meta = {"val": old.meta["val"], "partitioner_tag": "must_be_in_forward"}
@@ -258,15 +260,15 @@ class _Splitter:
         lowered = self.captured.lowered
         replaced = dict(self.inputs)
         for node, tensor in zip(self.joint.outputs, lowered.output_tensors, strict=True):
-            replaced[node] = self.made[self.result_of.get(tensor, tensor)]
+            replaced[node] = self.node_of[self.result_of.get(tensor, tensor)]
         for (_, node), tensor in zip(self.joint.gradients, lowered.gradient_tensors, strict=True):
-            replaced[node] = self.made[tensor]
+            replaced[node] = self.node_of[tensor]
         (returned,) = self.joint.module.graph.find_nodes(op="output")
         output = self.graph.output(fx.map_arg(returned.args[0], replaced.__getitem__))
         output.meta = dict(returned.meta)
 
     def _find_saved(self, early: set[fx.Node], num_fwd_outputs: int) -> list[fx.Node]:
-        """Return what the backward reads of what stood before it began."""
+        """Return the nodes of the forward that the backward reads."""
         (returned,) = self.graph.find_nodes(op="output")
         late = [node for node in self.graph.nodes if node not in early and node is not returned]
         read = [argument for node in late for argument in node.all_input_nodes]

@@ -1,7 +1,7 @@
-"""What single operations cost: measured, or computed from FLOPs.
+"""Costs of single operations: measured, or computed from FLOPs.
 
-FLOPs alone call a third to a half of a step's time free, because elementwise operations,
-normalizations and copies have none: count FLOPs to compare work, measure to lose little time.
+A third to a half of a step's time has no FLOPs: elementwise operations, normalizations and
+copies. Use FLOPs to compare work on any machine, and measured times for the fastest schedule.
 """
 
 from __future__ import annotations
@@ -21,58 +21,59 @@ from scheduler.pytorch.measurement.memory import count_flops
 Costs = Literal["measured", "flops"]
 
 FLOPS_PER_BYTE = 1e-3
-"""What moving one byte counts: so little that of two schedules the one with fewer FLOPs is the
-better, and moved bytes decide only between equals; enough for solvers to see a difference."""
+"""Cost of moving one byte, in FLOPs: small enough that fewer FLOPs always win and moved bytes only break
+ties, large enough for solvers to see a difference."""
 
 
 def with_costs(lowered: Lowered, costs: Costs, *, workspaces: bool | None = None) -> Lowered:
-    """Return the same graph with what its calls cost.
+    """Return the same graph with the times and workspaces of its calls.
 
     Parameters
     ----------
     lowered : Lowered
     costs : "measured" or "flops"
-        Measured: each distinct call (operator, shapes, strides, dtypes, other arguments) is
-        run alone on random data, and its shortest time taken, in seconds. What cannot be run
-        (on device "meta", or because the operator fails on such data) gets its FLOPs or bytes
-        at the machine's rates. FLOPs: exact and the same on every machine; a call without
-        FLOPs costs `FLOPS_PER_BYTE` for each byte that it reads and writes.
+        "measured": each distinct call (operator, shapes, strides, dtypes, other arguments) is
+        run alone on random data; its time is the shortest one, in seconds. The time of a call
+        that cannot be run (on device "meta", or because the operator fails on such data) is
+        estimated from its FLOPs and bytes at the machine's rates. "flops": exact and the same
+        on every machine; a call without FLOPs costs `FLOPS_PER_BYTE` for each byte that it
+        reads and writes.
     workspaces : bool, optional
-        Whether to measure workspaces: what each distinct call, run alone, allocates beyond
-        what it returns. By default if times are measured too.
+        Whether to measure workspaces: the bytes that each distinct call, run alone, allocates
+        in addition to its outputs. By default True if times are measured.
 
     Raises
     ------
     InvalidOptionError
-        If `costs` is neither.
+        If `costs` is neither "measured" nor "flops".
     """
     if costs not in get_args(Costs):
-        raise InvalidOptionError(f'costs is "measured" or "flops", not {costs!r}')
+        raise InvalidOptionError(f'costs must be "measured" or "flops", got {costs!r}')
     is_timed = costs == "measured"
-    is_weighed = is_timed if workspaces is None else workspaces
+    has_workspaces = is_timed if workspaces is None else workspaces
     calls = {_signature(call): call for call in lowered.instructions if isinstance(call, Call)}
-    trials = Trials([*calls.values()] if is_timed or is_weighed else ())
+    trials = Trials([*calls.values()] if is_timed or has_workspaces else ())
     times = _times(calls, trials) if is_timed else {s: flop_cost(call.node) for s, call in calls.items()}
-    weights = dict(zip(calls, trials.workspaces(), strict=True)) if is_weighed else dict.fromkeys(calls, 0)
+    sizes = dict(zip(calls, trials.workspaces(), strict=True)) if has_workspaces else dict.fromkeys(calls, 0)
     operations = []
     for operation, call in zip(lowered.graph.operations, lowered.instructions, strict=True):
         if isinstance(call, Call):
             signature = _signature(call)
-            operation = replace(operation, time=times[signature], workspace_bytes=weights[signature])
+            operation = replace(operation, time=times[signature], workspace_bytes=sizes[signature])
         operations.append(operation)
     unit = "s" if is_timed else "FLOP"
     return replace(lowered, graph=replace(lowered.graph, operations=operations, time_unit=unit))
 
 
 def flop_cost(node: fx.Node) -> float:
-    """Return the FLOPs of a call; for a call without, next to nothing for the bytes it moves; 0 for views."""
+    """Return the FLOPs of a call: 0 for a view; if there are none, `FLOPS_PER_BYTE` for each byte that it moves."""
     if _is_view(node):
         return 0.0
     return _flops(node) or FLOPS_PER_BYTE * max(1, _moved_bytes(node))
 
 
 def _signature(call: Call) -> str:
-    """Return the operator that is run, which may be another than the captured one, and what it is given."""
+    """Return the operator that is run, which may differ from the captured one, and the signature of the call."""
     return f"{call.target} {describe_call(call.node)}"
 
 
@@ -87,7 +88,7 @@ def _times(calls: Mapping[str, Call], trials: Trials) -> dict[str, float]:
 
 
 def _estimate(node: fx.Node, rates: Rates) -> float:
-    """Return the time in seconds that a call takes at these rates: that of its FLOPs, or of its bytes if longer."""
+    """Return the time of a call in seconds at these rates: the longer of the times for its FLOPs and its bytes."""
     if _is_view(node):
         return rates.seconds_per_call
     work = max(_flops(node) * rates.seconds_per_flop, _moved_bytes(node) * rates.seconds_per_byte)

@@ -1,8 +1,8 @@
-"""Run single operator calls alone on random data: their times and their workspaces.
+"""Measure the times and workspaces of single operator calls on random data.
 
-All calls take turns, round after round, so that a disturbance of the machine falls on one
-round of all and not on all runs of one; what counts is the shortest time. Between two runs
-of a call run the others, as in a training step, so that caches are as cold as there.
+All calls take turns, round after round, so that a disturbance of the machine affects one
+round of all calls and not all runs of one call; the shortest time counts. Between two runs of
+a call the other calls run, as in a training step, so caches are equally cold.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from scheduler.pytorch.measurement.allocator import allocator_peaks
 from scheduler.pytorch.measurement.memory import now, storage_bytes, storage_sizes
 from scheduler.pytorch.measurement.rng import kept_generators
 
-_LEAST_ROUNDS = 3
-_MOST_ROUNDS = 30
-_SECONDS = 3.0
+_MIN_ROUNDS = 3
+_MAX_ROUNDS = 30
+_MEASURING_SECONDS = 3.0
 """No further round begins after this many seconds."""
 
-_ALIGNMENT = 64
-"""Elements that inputs begin at multiples of."""
+_ALIGNMENT_ELEMENTS = 64
+"""Inputs begin at multiples of this many elements."""
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 """Positional and keyword arguments of one call."""
@@ -40,12 +40,12 @@ Arguments = tuple[tuple[object, ...], dict[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast a device is, in seconds.
+    """The speed of a device.
 
     Attributes
     ----------
     seconds_per_call, seconds_per_flop, seconds_per_byte : float
-        Of a call that does nothing, of a matrix product, of an elementwise operation.
+        Measured with a view, a matrix product and an elementwise operation.
     """
 
     seconds_per_call: float
@@ -56,7 +56,7 @@ class Rates:
 class Trials:
     """Calls that are run alone on random data.
 
-    Each runs once to warm up when this is made.
+    The constructor runs each once to warm up.
 
     Parameters
     ----------
@@ -68,10 +68,10 @@ class Trials:
         with _undisturbed():
             self._trials = [_prepare(call, data) for call in calls]
 
-    def times(self, seconds: float = _SECONDS) -> list[float | None]:
-        """Return the shortest time of each call in seconds, None for what cannot be run alone.
+    def times(self, seconds: float = _MEASURING_SECONDS) -> list[float | None]:
+        """Return the shortest time of each call in seconds, None for a call that cannot be run alone.
 
-        The time is from the call to the release of what it returned.
+        The time includes freeing what the call returned.
 
         Parameters
         ----------
@@ -79,27 +79,27 @@ class Trials:
             No further round begins after this long; there are at least three.
         """
         with _undisturbed():
-            times = iter(shortest_times([trial.run for trial in self._able], seconds))
+            times = iter(shortest_times([trial.run for trial in self._runnable], seconds))
         return [None if trial is None else next(times) for trial in self._trials]
 
     def workspaces(self) -> list[int]:
-        """Return the bytes that each call allocates beyond what it returns, 0 for what cannot be run alone."""
+        """Return the bytes that each call allocates in addition to its outputs, 0 if it cannot be run alone."""
         with _undisturbed():
-            peaks = iter(allocator_peaks([trial.weigh for trial in self._able]))
+            peaks = iter(allocator_peaks([trial.run_and_count for trial in self._runnable]))
         return [0 if trial is None else max(0, next(peaks) - trial.output_bytes) for trial in self._trials]
 
     @property
-    def _able(self) -> list[_Trial]:
+    def _runnable(self) -> list[_Trial]:
         return [trial for trial in self._trials if trial is not None]
 
 
 def measure_rates() -> Rates:
-    """Return how fast the machine's device is, measured in a fraction of a second."""
+    """Measure the speed of the machine's device; this takes a fraction of a second."""
     device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
     square, line = (torch.ones(shape, device=device) for shape in (_SQUARE, _LINE))
     with torch.no_grad():
         probes = [lambda: line.view(_LINE), lambda: torch.mm(square, square), lambda: torch.add(line, line)]
-        call, product, addition = shortest_times(probes, _SECONDS)
+        call, product, addition = shortest_times(probes, _MEASURING_SECONDS)
     flops, moved = 2 * _SQUARE[0] ** 3, 3 * storage_bytes([line])
     return Rates(call, max(0.0, product - call) / flops, max(0.0, addition - call) / moved)
 
@@ -118,16 +118,16 @@ def shortest_times(functions: Sequence[Callable[[], object]], seconds: float) ->
     """
     shortest = [float("inf")] * len(functions)
     end = now() + seconds
-    for number in range(_MOST_ROUNDS):
+    for number in range(_MAX_ROUNDS):
         for position, function in enumerate(functions):
             shortest[position] = min(shortest[position], _seconds(function))
-        if number + 1 >= _LEAST_ROUNDS and now() > end:
+        if number + 1 >= _MIN_ROUNDS and now() > end:
             break
     return shortest
 
 
 def _seconds(function: Callable[[], object]) -> float:
-    """Return the time of one run; on CUDA by events around several, which follow each other as in a step."""
+    """Return the time of one run; on CUDA with events around several runs in a row, as in a step."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         start = now()
         function()
@@ -152,14 +152,14 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _prepare(call: Call, data: _Data) -> _Trial | None:
-    """Return a call with its inputs, warmed up, or None if it cannot be run, or would wait for other processes."""
+    """Return a warmed-up call with its inputs, or None if it cannot be run or would wait for other processes."""
     if is_collective(call.node) or any(value.device.type == "meta" for value in _tensors(call)):
         return None
     try:
         trial = _Trial(call, data)
         trial.run()
     except Exception:
-        # Whatever an operator makes of random data: its cost is estimated instead.
+        # Operators may reject random data in many ways; the cost of this one is estimated instead.
         return None
     return trial
 
@@ -168,24 +168,24 @@ class _Trial:
     """A call with random inputs."""
 
     def __init__(self, call: Call, data: _Data) -> None:
-        self.target = _repeated(call)._op
+        self.target = _measured_operator(call)._op
         self.args, self.kwargs = data.arguments(call)
         self.output_bytes = 0
-        """Bytes of the storages that it made, once weighed."""
+        """Bytes of the storages that the latest `run_and_count` allocated and returned."""
 
     def run(self) -> object:
         """Run the call."""
         return self.target(*self.args, **self.kwargs)
 
-    def weigh(self) -> None:
-        """Run the call, and count what it returns."""
+    def run_and_count(self) -> None:
+        """Run the call, and count the bytes that it returns."""
         given = _storages((self.args, self.kwargs))
         made = _storages(self.run())
         self.output_bytes = sum(size for key, size in made.items() if key not in given)
 
 
 class _Data:
-    """Random inputs for calls, all in the same memory: as much as the call with the largest needs.
+    """Random inputs for calls, all in the same memory, which is as large as the most demanding call needs.
 
     Floating-point numbers are in [0, 1); all others are 0, a valid index everywhere.
     """
@@ -197,7 +197,7 @@ class _Data:
         self.buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def arguments(self, call: Call) -> Arguments:
-        """Return arguments for a call: of the shapes, strides, dtypes and devices that it is given."""
+        """Return arguments for a call, with the shapes, strides, dtypes and devices of the captured ones."""
         layout = _Layout(call)
 
         def real(node: fx.Node) -> Argument:
@@ -209,7 +209,7 @@ class _Data:
             return cast("Argument", buffer.as_strided(value.shape, value.stride(), offset))
 
         args, kwargs = cast("Arguments", fx.map_arg((call.node.args, call.node.kwargs), real))
-        return tuple(_own(value) if i in _written(call) else value for i, value in enumerate(args)), kwargs
+        return tuple(_copy(value) if i in _written(call) else value for i, value in enumerate(args)), kwargs
 
     def _buffer(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         key = (device, dtype)
@@ -223,7 +223,7 @@ class _Data:
 
 
 class _Layout:
-    """Where the storages that a call reads lie: one after the other."""
+    """The offsets of the storages that a call reads, one after the other in one buffer."""
 
     def __init__(self, call: Call) -> None:
         self.elements: Counter[tuple[torch.device, torch.dtype]] = Counter()
@@ -233,23 +233,23 @@ class _Layout:
                 key = (value.device, value.dtype)
                 self.offsets[_place(value)] = self.elements[key]
                 size = -(-value.untyped_storage().nbytes() // value.element_size())
-                self.elements[key] += -(-size // _ALIGNMENT) * _ALIGNMENT
+                self.elements[key] += -(-size // _ALIGNMENT_ELEMENTS) * _ALIGNMENT_ELEMENTS
 
 
-def _repeated(call: Call) -> OpOverload:
-    """Return the operator to run: with memory of its own, where the call would use up its input."""
+def _measured_operator(call: Call) -> OpOverload:
+    """Return the operator to run: the captured one if the call's target would overwrite its input."""
     return cast("OpOverload", call.node.target) if call.target in REUSING else call.target
 
 
 def _written(call: Call) -> set[int]:
-    """Return the positions of the arguments that a call changes anew in every run."""
+    """Return the positions of the arguments that every run of a call changes again."""
     if call.target in IN_PLACE.values():
         return set()
-    arguments = enumerate(_repeated(call)._schema.arguments)
+    arguments = enumerate(_measured_operator(call)._schema.arguments)
     return {i for i, argument in arguments if argument.alias_info is not None and argument.alias_info.is_write}
 
 
-def _own(value: object) -> object:
+def _copy(value: object) -> object:
     return value.clone() if isinstance(value, Tensor) else value
 
 

@@ -1,4 +1,4 @@
-"""The allocator's peak of a step, from the profiler's events."""
+"""The allocator's peak during a step, from the profiler's events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch._C._profiler import _ExtraFields_Allocation, _ProfilerEvent
 
 Step = Callable[[], object]
-"""One training step: a forward and a backward; it drops old gradients itself."""
+"""One training step, that is, a forward and a backward; it clears old gradients itself."""
 
 
 def allocator_peak(step: Step) -> int:
@@ -23,12 +23,12 @@ def allocator_peak(step: Step) -> int:
 def allocator_peaks(steps: Sequence[Step]) -> list[int]:
     """Return the most bytes that each of several steps holds beyond what was allocated before it.
 
-    It is the running sum of the profiler's memory events, which are those of PyTorch's
-    allocator: on the CPU, what libraries below allocate by themselves (oneDNN's scratch memory,
-    thread stacks) and what malloc rounds up is not among them; on CUDA blocks count as large
-    as the caching allocator makes them. Only the accelerator's memory counts for a step that
-    uses one. Unlike the allocator's own peak, the sum does not start from what the step lets
-    go of at first, such as gradients of the step before.
+    The peak is that of the running sum of the profiler's memory events, which are those of
+    PyTorch's allocator. On the CPU they do not include the memory that libraries allocate
+    themselves (oneDNN's scratch memory, thread stacks) or malloc's rounding; on CUDA, blocks
+    count with the size that the caching allocator gives them. For a step that uses an
+    accelerator, only the accelerator's memory counts. Unlike the allocator's own peak, the sum
+    does not include what the step frees first, such as the gradients of the step before.
     """
     profiler = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
@@ -46,7 +46,7 @@ def allocator_peaks(steps: Sequence[Step]) -> list[int]:
     events = list(_with_children(roots))
     spans = {event.name: event for event in events if event.name.startswith(_STEP)}
     allocations = sorted(_allocations(events), key=_time_of)
-    return [_peak(_within(spans[f"{_STEP}{number}"], allocations)) for number in range(len(steps))]
+    return [peak_bytes(_within(spans[f"{_STEP}{number}"], allocations)) for number in range(len(steps))]
 
 
 _STEP = "scheduler step "
@@ -54,11 +54,11 @@ _STEP = "scheduler step "
 
 @contextlib.contextmanager
 def _native_stderr_closed() -> Iterator[None]:
-    """Send what native code writes to stderr to nowhere: the profiler announces its start and stop there."""
+    """Discard what native code writes to stderr: the profiler reports its start and stop there."""
     kept = os.dup(_STDERR)
     try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), _STDERR)
+        with open(os.devnull, "wb") as sink:
+            os.dup2(sink.fileno(), _STDERR)
         yield
     finally:
         os.dup2(kept, _STDERR)
@@ -68,23 +68,24 @@ def _native_stderr_closed() -> Iterator[None]:
 _STDERR = 2
 
 
-_Allocation = tuple[int, int, int, bool]
-"""Time in ns, address, bytes (negative for a release), and whether on the CPU."""
+Allocation = tuple[int, int, int, bool]
+"""Time in ns, address, bytes (negative when freed), and whether on the CPU."""
 
 
-def _time_of(allocation: _Allocation) -> int:
+def _time_of(allocation: Allocation) -> int:
     return allocation[0]
 
 
-def _within(span: _ProfilerEvent, allocations: Sequence[_Allocation]) -> Sequence[_Allocation]:
-    """Return the allocations of all threads while an event lasts."""
+def _within(span: _ProfilerEvent, allocations: Sequence[Allocation]) -> Sequence[Allocation]:
+    """Return the allocations of all threads during an event."""
     begin = bisect.bisect_left(allocations, span.start_time_ns, key=_time_of)
     end = bisect.bisect_right(allocations, span.end_time_ns, key=_time_of)
     return allocations[begin:end]
 
 
-def _peak(allocations: Sequence[_Allocation]) -> int:
-    # A block allocated before the profile began is freed without having been counted.
+def peak_bytes(allocations: Sequence[Allocation]) -> int:
+    """Return the peak of the running sum of allocations: the accelerator's if there are any there, else the CPU's."""
+    # Freeing a block that was allocated before the profile began does not count.
     held: dict[int, int] = {}
     total = peak = 0
     only_cpu = all(on_cpu for *_, on_cpu in allocations)
@@ -101,7 +102,7 @@ def _peak(allocations: Sequence[_Allocation]) -> int:
 
 
 def _with_children(events: Iterable[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
-    """Yield all events of some trees; where a dispatch mode is active, its own stand above those of a step."""
+    """Yield all events of some trees; an active dispatch mode adds events above those of a step."""
     pending = list(events)
     while pending:
         event = pending.pop()
@@ -109,7 +110,7 @@ def _with_children(events: Iterable[_ProfilerEvent]) -> Iterator[_ProfilerEvent]
         yield event
 
 
-def _allocations(events: Iterable[_ProfilerEvent]) -> list[_Allocation]:
+def _allocations(events: Iterable[_ProfilerEvent]) -> list[Allocation]:
     found = []
     for event in events:
         fields = event.extra_fields

@@ -1,8 +1,8 @@
-"""What a training step really uses: live storages, the allocator's peak, FLOPs and time.
+"""Measure a training step: live storages, the allocator's peak, FLOPs and time.
 
-Live storages are counted to the byte by a dispatch mode, on every device, and are what a
-plan predicts. The allocator's peak is what the device must hold: it adds what operators
-allocate inside themselves and the allocator's rounding.
+A dispatch mode counts live storages to the byte, on every device; their peak is the one that
+a plan predicts. The allocator's peak is the memory that the device needs: it includes what
+operators allocate internally and the allocator's rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scheduler.pytorch.measurement.allocator import Step, allocator_peak
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one training step used.
+    """Memory, FLOPs and time of one training step.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Measurement:
         with `Simulation.peak_bytes`.
     allocator_peak_bytes : int
         Largest sum of allocations at any moment, resident storages included. It also counts
-        what operators allocate inside themselves.
+        what operators allocate internally.
     resident_bytes : int
         Bytes of the storages given as resident.
     flops : int
@@ -41,7 +41,7 @@ class Measurement:
     seconds : float
         Shortest time of one step.
     baseline_seconds : float or None
-        Shortest time of the baseline step, timed in turn with this one.
+        Shortest time of the baseline step; the two steps take turns.
     """
 
     live_peak_bytes: int
@@ -53,15 +53,15 @@ class Measurement:
 
     @property
     def overhead(self) -> float | None:
-        """Time over the baseline's time, less 1; None without a baseline."""
+        """Time / baseline time - 1; None without a baseline."""
         return None if self.baseline_seconds is None else self.seconds / self.baseline_seconds - 1
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the bytes of every storage that an operator returns while this mode is active.
 
-    A storage is counted once, from the operator that returns it until nothing refers to it
-    any more. Storages of `ignored` tensors are never counted.
+    A storage counts once, from the operator that returns it until nothing refers to it any
+    more. Storages of `ignored` tensors never count.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes
     ----------
     live_bytes, peak_bytes : int
-        Now, and at most so far.
+        The current sum, and the largest one so far.
     """
 
     supports_higher_order_operators = True
@@ -80,7 +80,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
-        # Held, so that no other storage can come to stand at the address of one of them.
+        # Keeps them alive, so that no other storage gets the address of one of them.
         self._held = tuple(ignored)
         self._ignored = {tensor.untyped_storage()._cdata for tensor in self._held}
         self._sizes: dict[int, int] = {}
@@ -112,7 +112,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the floating-point operations of every operator that has a known formula.
 
-    Unlike torch's FlopCounterMode it follows no modules, so it also works inside custom
+    Unlike torch's FlopCounterMode it does not track modules, so it also works inside custom
     autograd functions.
 
     Attributes
@@ -140,9 +140,9 @@ def count_flops(operator: object, args: Sequence[object], kwargs: Mapping[str, o
     ----------
     operator : OpOverload
     args, kwargs
-        As the operator was called; fake tensors will do.
+        The arguments of the call; fake tensors will do.
     result
-        What it returned.
+        The returned value.
     """
     formula = flop_registry.get(getattr(operator, "overloadpacket", operator))
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
@@ -160,7 +160,7 @@ def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def resident_tensors(module: torch.nn.Module, inputs: object = ()) -> list[torch.Tensor]:
-    """Return parameters, buffers and the tensors in nested `inputs`: what a step keeps throughout."""
+    """Return the resident tensors of a step: parameters, buffers and the tensors in nested `inputs`."""
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     return [*module.parameters(), *module.buffers(), *leaves]
 
@@ -172,7 +172,7 @@ def training_step(
     *,
     loss: Callable[..., torch.Tensor] | None = None,
 ) -> Step:
-    """Return a step: drop the gradients, run forward and backward, return the loss detached.
+    """Return a step: clear the gradients, run forward and backward, return the detached loss.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ def training_step(
     args, kwargs
         Its arguments.
     loss : callable, optional
-        Makes the scalar loss of the module's outputs; without it the module returns the loss.
+        Computes the scalar loss from the module's outputs; without it the module returns the loss.
     """
 
     def step() -> torch.Tensor:
@@ -201,21 +201,21 @@ def measure(
     repeats: int = 3,
     baseline: Step | None = None,
 ) -> Measurement:
-    """Run a training step several times and say what it used.
+    """Run a training step several times and return its memory, FLOPs and time.
 
-    Memory and FLOPs are counted in runs of their own, which are not timed. The first run
-    of all is a warm-up.
+    Memory and FLOPs are counted in separate runs, which are not timed. The very first run is
+    a warm-up.
 
     Parameters
     ----------
     step : callable
         One training step, forward and backward; see `training_step`.
     resident : iterable of Tensor
-        Parameters, buffers and inputs; counted as `resident_bytes`, not as made by the step.
+        Parameters, buffers and inputs; counted as `resident_bytes`, not as allocated by the step.
     repeats : int
         Timed runs.
     baseline : callable, optional
-        Another step, timed in turn with this one.
+        Another step to time; the two take turns.
 
     Returns
     -------
@@ -227,7 +227,7 @@ def measure(
         If `repeats` is less than 1.
     """
     if repeats < 1:
-        raise InvalidOptionError(f"repeats is at least 1, not {repeats}")
+        raise InvalidOptionError(f"repeats must be at least 1, got {repeats}")
     kept = list(resident)
     resident_bytes = storage_bytes(kept)
     step()
@@ -247,7 +247,7 @@ def measure(
 
 
 def now() -> float:
-    """Return the clock in seconds, once the device has finished what it was given."""
+    """Return the clock in seconds after the device has finished its work."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -256,15 +256,15 @@ def now() -> float:
 def measure_times(
     steps: Mapping[str, Step], repeats: int, *, clock: Callable[[], float] = now
 ) -> dict[str, list[float]]:
-    """Return the times of each step in seconds, run in turn so that noise falls on all alike.
+    """Return the times of each step in seconds; steps take turns, so that noise affects all alike.
 
     Parameters
     ----------
     steps : mapping of str to callable
     repeats : int
-        Timed runs of each; one run of each before is not timed.
+        Timed runs of each step, after one run that is not timed.
     clock : callable
-        Returns seconds; `time.process_time` leaves out what other processes take.
+        Returns seconds; `time.process_time` excludes other processes.
 
     Returns
     -------

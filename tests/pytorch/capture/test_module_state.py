@@ -1,4 +1,4 @@
-"""Modules that keep something from call to call: refused where a step depends on it, and left as they were."""
+"""Modules that keep state between calls are refused if a step depends on it, and are left as they were."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.pytorch.regression import batch, mean_square
 
 
 class Keeping(nn.Module):
-    """A linear layer that keeps something; subclasses say what."""
+    """A linear layer with state; subclasses decide which."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_a_layer_that_depends_on_how_often_it_ran_is_refused(kind: type[Keeping]
 
 
 class KeepsOutput(Keeping):
-    """Writes what nothing reads before it is written again: an output on the side."""
+    """Writes state that is written again before anything reads it, such as an extra output."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.kept = self.linear(x).tanh()
@@ -104,7 +104,7 @@ class KeepsOutput(Keeping):
 
 
 @pytest.mark.parametrize("calls", [0, 1])
-def test_what_a_step_writes_before_it_reads_is_no_matter(calls: int) -> None:
+def test_state_that_a_step_writes_before_it_reads_does_not_matter(calls: int) -> None:
     model, plain = KeepsOutput(), KeepsOutput()
     for _ in range(calls):
         model(batch(4, 8)).sum()
@@ -127,7 +127,7 @@ class OnlyCounts(Keeping):
 
 
 @pytest.mark.parametrize("granularity", ["operations", "layers"])
-def test_a_number_that_only_counts_is_no_matter(granularity: str) -> None:
+def test_a_number_that_only_counts_does_not_matter(granularity: str) -> None:
     model, plain = OnlyCounts(), OnlyCounts()
     layers = model if granularity == "operations" else [model]
     module = checkpointed(

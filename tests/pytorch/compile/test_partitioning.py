@@ -1,4 +1,4 @@
-"""Plans under Inductor: gradients, and what stands between forward and backward."""
+"""Plans under Inductor: gradients, and the memory held between forward and backward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.pytorch.measurement.memory import resident_tensors, storage_bytes
 from scheduler.simulator import simulate
 from tests.support.pytorch.regression import batch, mean_square
 
-# Importing Inductor warns of its own use of torch.jit.
+# Importing Inductor emits warnings about its own use of torch.jit.
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated:DeprecationWarning"),
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 class Changing(nn.Module):
-    """Reads a buffer that the backward needs, changes it, and has batch norm and, at will, dropout."""
+    """Reads a buffer that the backward needs and changes it; has batch norm and optional dropout."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Changing(nn.Module):
 
 
 def held_bytes(loss: Tensor, module: nn.Module, x: Tensor) -> int:
-    """Return the bytes that autograd's node and the loss hold beside the resident tensors."""
+    """Return the bytes that autograd's node and the loss hold in addition to the resident tensors."""
     resident = resident_tensors(module, x)
     return storage_bytes([*resident, *loss.grad_fn.saved_tensors, loss]) - storage_bytes(resident)
 
@@ -73,7 +73,7 @@ def test_a_buffer_read_and_then_changed_gives_the_gradients_of_autograd_at_each_
 
 
 class Convolving(nn.Module):
-    """A residual block; Inductor would save its input and weights in another layout than that in which they stand."""
+    """A residual block; by default Inductor would save its input and weights in another layout than they have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Convolving(nn.Module):
         return mean_square(torch.relu(x + self.second(torch.relu(self.norm(self.first(x))))))
 
 
-def test_convolutions_save_what_is_planned_and_no_copies_in_another_layout():
+def test_convolutions_save_the_planned_tensors_and_no_copies_in_another_layout():
     torch.manual_seed(0)
     module = Convolving().double()
     plain = copy.deepcopy(module)
@@ -99,14 +99,14 @@ def test_convolutions_save_what_is_planned_and_no_copies_in_another_layout():
     check_gradients(module, plain)
 
 
-def test_random_draws_are_those_of_inductor_and_are_not_drawn_again():
+def test_random_draws_equal_those_of_inductor_and_are_not_repeated():
     torch.manual_seed(0)
     module = Changing(dropout=0.4).double()
     reference = copy.deepcopy(module)
     x = batch(256, 16).double()
     losses = []
     with torch.no_grad():
-        module.shift.zero_()  # so that stock Inductor, which reads it changed, is right too
+        module.shift.zero_()  # stock Inductor reads it after the change, which is then harmless
         reference.shift.zero_()
     planned = backend("80%", compiler="inductor", solver="greedy", time_limit=2.0)
     for compiled in (torch.compile(module, backend=planned), torch.compile(reference)):

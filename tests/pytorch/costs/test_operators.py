@@ -33,13 +33,13 @@ def test_flops_of_a_convolution_are_exact(calls):
     assert flop_cost(calls["convolution"]) == 2 * 2 * 8 * 16 * 16 * 3 * 9
 
 
-def test_an_elementwise_operation_costs_the_bytes_it_moves(calls):
+def test_an_elementwise_operation_costs_the_bytes_that_it_moves(calls):
     assert flop_cost(calls["relu"]) == FLOPS_PER_BYTE * 2 * (2 * 8 * 16 * 16 * 4)
 
 
 def test_flops_come_first_and_moved_bytes_break_ties():
-    # Small matrices: moving the bytes of a GELU takes longer than a product. Computing all but
-    # one GELU again frees nearly half of what is saved, without a FLOP.
+    # Small matrices: moving the bytes of a GELU takes longer than a product. Recomputing all but
+    # one GELU frees nearly half of the saved bytes, without a FLOP.
     model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.GELU())))
     args = (torch.ones(64, 16),)
     planned = checkpointed(model, "70%", args, loss=torch.sum, costs="flops", time_limit=3.0)
@@ -63,7 +63,7 @@ def test_equal_calls_are_measured_once_and_get_one_time():
     assert len(set(times)) == 1
 
 
-def test_workspaces_are_measured_by_default_where_times_are():
+def test_workspaces_are_measured_by_default_if_times_are():
     # native_dropout of float32 on CPU takes scratch memory in some form, a matrix product none.
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
     for options, expected in (({}, True), ({"costs": "flops"}, False), ({"workspaces": False}, False)):

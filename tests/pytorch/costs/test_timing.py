@@ -15,7 +15,7 @@ from scheduler.pytorch.tracing import capture
 FLOAT_BYTES = 4
 ELEMENTS = 256
 SCRATCH = 4096
-"""Floats that the scratch operators take inside themselves."""
+"""Floats that the operators with scratch memory allocate internally."""
 
 
 class Net(nn.Module):
@@ -54,7 +54,7 @@ def test_every_call_can_be_run_alone_without_touching_the_random_state(calls):
 
 
 def test_a_call_that_counts_up_does_not_change_what_others_read(calls):
-    # The counter of batch norm is an integer, and so are the classes: a sixth class there is none.
+    # The counter of batch norm is an integer, and so are the classes: counting up a class would make it invalid.
     (counter,) = (call for call in calls if call.target is torch.ops.aten.add_.Tensor)
     (loss,) = (call for call in calls if call.target is torch.ops.aten.nll_loss2d_forward.default)
     trials = Trials([counter, loss])
@@ -69,23 +69,23 @@ def test_functions_take_turns_for_at_least_three_rounds():
     assert all(0 < seconds < 1 for seconds in times)
 
 
-@torch.library.custom_op("weighed::take_before", mutates_args=())
+@torch.library.custom_op("workspace::take_before", mutates_args=())
 def take_before(x: Tensor) -> Tensor:
-    """Take memory and give it back before the output is made."""
+    """Allocate memory and free it before the output is allocated."""
     torch.empty(SCRATCH)
     return x.clone()
 
 
-@torch.library.custom_op("weighed::take_beside", mutates_args=())
+@torch.library.custom_op("workspace::take_beside", mutates_args=())
 def take_beside(x: Tensor) -> Tensor:
-    """Hold memory while the output is made."""
+    """Hold memory while the output is allocated."""
     scratch = torch.empty(SCRATCH)
     y = x.clone()
     del scratch
     return y
 
 
-@torch.library.custom_op("weighed::refuse", mutates_args=())
+@torch.library.custom_op("workspace::refuse", mutates_args=())
 def refuse(x: Tensor) -> Tensor:
     """Fail on data below 1, and so on random data."""
     if bool((x < 1).any()):
@@ -111,7 +111,7 @@ class Custom(nn.Module):
         return x.sum()
 
 
-def test_the_workspace_is_what_a_call_takes_beyond_what_it_returns():
+def test_the_workspace_is_what_a_call_allocates_in_addition_to_its_outputs():
     graph = trace(Custom(take_before, take_beside), costs="flops", workspaces=True)
     workspaces = {operation.name: operation.workspace_bytes for operation in graph.operations}
     assert workspaces["take_before"] == FLOAT_BYTES * (SCRATCH - ELEMENTS)
@@ -128,7 +128,7 @@ def test_an_operator_that_fails_on_random_data_gets_the_time_of_its_bytes():
     assert Trials([call for call in _calls(Custom(refuse)) if "refuse" in str(call.target)]).times(0.0) == [None]
 
 
-def test_on_device_meta_times_are_in_proportion_to_flops():
+def test_on_device_meta_times_are_proportional_to_flops():
     model = nn.Sequential(nn.Linear(512, 512, bias=False), nn.Linear(512, 2048, bias=False)).to("meta")
     graph = trace(model, (torch.empty(512, 512, device="meta"),), loss=torch.sum)
     times = {operation.name: operation.time for operation in graph.operations}
@@ -139,7 +139,7 @@ def test_on_device_meta_times_are_in_proportion_to_flops():
 
 def test_rates_are_those_of_the_same_machine_as_measured_times():
     rates = measure_rates()
-    # Anything that runs this: between a megaflop and a petaflop, a megabyte and a hundred terabytes a second.
+    # Bounds for any machine: a megaflop to a petaflop, and a megabyte to a hundred terabytes, per second.
     assert 1e-15 < rates.seconds_per_flop < 1e-6
     assert 1e-14 < rates.seconds_per_byte < 1e-6
     assert 0 < rates.seconds_per_call < 1e-2

@@ -57,7 +57,7 @@ def test_a_resized_storage_counts_with_its_new_size():
         assert tracker.live_bytes == 2 * KIB
 
 
-def test_the_tracker_sees_what_autograd_saves():
+def test_the_tracker_counts_what_autograd_saves():
     x = torch.ones(16, 16, requires_grad=True)
     with StorageTracker([x]) as tracker:
         y = x.exp().exp().sum()
@@ -97,19 +97,19 @@ def test_the_allocator_peak_is_the_running_sum_of_allocations():
     assert allocator_peak(step) == 2 * 256 * 256 * 4
 
 
-def test_the_allocator_peaks_of_several_steps_are_their_own(capfd):
+def test_the_allocator_peaks_of_several_steps_are_separate(capfd):
     kept = []
     steps = [lambda: kept.append(torch.ones(256, 256)), kept.clear, lambda: torch.ones(64, 64).sum()]
     assert allocator_peaks(steps) == [256 * 256 * 4, 0, 64 * 64 * 4 + 4]
     assert "profiler_start" not in capfd.readouterr().err
 
 
-def test_the_allocator_peak_is_seen_below_a_dispatch_mode():
+def test_the_allocator_peak_is_measured_below_a_dispatch_mode():
     with StorageTracker():
         assert allocator_peak(lambda: torch.ones(16, 16) + 1) >= 2 * KIB
 
 
-def test_a_measurement_adds_the_resident_bytes_to_what_the_step_makes():
+def test_a_measurement_adds_the_resident_bytes_to_those_that_the_step_allocates():
     model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Tanh())
     x = torch.ones(16, 16)
     step = training_step(model, (x,), loss=torch.sum)
@@ -128,7 +128,7 @@ def test_resident_tensors_that_share_a_storage_count_once():
     assert storage_bytes([x, x.t(), torch.ones(16, 16)]) == 2 * KIB
 
 
-def test_steps_are_timed_in_turn():
+def test_steps_take_turns_when_they_are_timed():
     order = []
     times = measure_times({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3)
     assert order == ["a", "b"] * 4

@@ -1,9 +1,9 @@
-"""Operations of the backward that write what they make over what they read.
+"""Operations of the backward that write their output over an input.
 
-A gradient that one operation reads, and nothing else ever does, needs no memory beside what
-that operation makes of it. Such an operation runs once: again, it would find its input
-overwritten. All read each element (softmax: each row) before they write it, so that every bit
-is that of the operator with memory of its own.
+If only one operation reads a gradient, its output can take over the gradient's memory. Such
+an operation must run exactly once, because a second run would find its input overwritten. All
+these operators read each element (softmax: each row) before they write it, so every bit of the
+result is the same as with an output of its own.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ OVER_FIRST = {
     aten.tanh_backward.default: aten.tanh_backward.grad_input,
     aten.threshold_backward.default: aten.threshold_backward.grad_input,
 }
-"""How operators write over their first argument: in place, or told where by a keyword argument."""
+"""The variants of operators that write over their first argument: in place, or with it as their `out` argument."""
 
 OVER_FIRST_ON_CPU = {
     aten._log_softmax_backward_data.default: aten._log_softmax_backward_data.out,
     aten._softmax_backward_data.default: aten._softmax_backward_data.out,
 }
-"""The same, where only the kernels of the CPU are known to read a row before they write it."""
+"""The same for operators of which only the CPU kernels are known to read a row before they write it."""
 
 REUSING = {*OVER_FIRST.values(), *OVER_FIRST_ON_CPU.values()}
 
@@ -54,7 +54,7 @@ class Reuse:
         The input.
     target : OpOverload
     args, kwargs
-        What to call it with.
+        Arguments of the target.
     """
 
     source: fx.Node
@@ -64,12 +64,12 @@ class Reuse:
 
 
 def find_reuses(graph: fx.Graph, backward: Collection[fx.Node]) -> dict[fx.Node, Reuse]:
-    """Return the calls of the backward that can write over an input, and how.
+    """Return the calls of the backward that can write over an input, with the way to do so.
 
     Parameters
     ----------
     graph : Graph
-        Functional: no call changes its inputs.
+        Functional, that is, no call changes its inputs.
     backward : collection of Node
         The calls of the backward.
     """
@@ -118,7 +118,7 @@ def _layout(node: fx.Node) -> tuple[object, ...]:
 
 
 def _is_spent(source: fx.Node, node: fx.Node, sharing: Sequence[fx.Node], backward: Collection[fx.Node]) -> bool:
-    """Return whether nothing but `node` reads what the backward put on the storage of `source`, views aside."""
+    """Return whether the backward allocated the storage of `source` and, apart from views, only `node` reads it."""
     if any(other.op != "call_function" or owner(other) not in backward for other in sharing):
         return False
     readers = {user for other in sharing for user in other.users}

@@ -1,4 +1,4 @@
-"""What the backward writes over its input is, bit for bit, what it would write beside it."""
+"""The backward gives the same bits when it writes over an input."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("schedule_of", [save_everything, recompute_most])
-def test_gradients_are_those_of_eager_whatever_is_computed_again(schedule_of):
+def test_gradients_equal_those_of_eager_whatever_is_recomputed(schedule_of):
     torch.manual_seed(0)
     module, x = Block(), torch.randn(33, 16, requires_grad=True)
     module(x).backward()
@@ -130,7 +130,7 @@ def test_gradients_are_those_of_eager_whatever_is_computed_again(schedule_of):
         assert torch.equal(tensor.grad, gradient)
 
 
-def test_only_what_is_read_once_is_overwritten_and_then_runs_once():
+def test_only_tensors_that_are_read_once_are_overwritten_and_their_readers_run_once():
     module, x = Block(), torch.randn(8, 16)
     step = captured(module, x)
     reusing = [
