@@ -1,4 +1,4 @@
-"""On a GPU, run by `pytest -m gpu`: what is promised on the CPU, with the allocator's own peak as the referee."""
+"""The promises that hold on the CPU, on a GPU (`pytest -m gpu`), measured by the peak of its allocator."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SIZES: dict[str, dict[str, object]] = {
     "resnet50": {"size": 160, "batch_size": 32},
 }
 ROUNDING = "64MiB"
-"""What the caching allocator may add by rounding, left to it: blocks are cut in steps of 512 bytes to 1 MiB."""
+"""Reserved for the rounding of the caching allocator, which rounds blocks up by 512 bytes to 1 MiB."""
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is seen")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 models = pytest.mark.parametrize("name", SIZES)
 
 
 def on_device(name: str) -> tuple[nn.Module, tuple[object, ...]]:
-    """A model that returns its loss, and a batch."""
+    """Return a model that returns its loss, and a batch."""
     case = make_model(name, **SIZES[name])
     return case.module.cuda(), moved(case, 0)
 
@@ -51,11 +51,11 @@ def batches(name: str, count: int) -> list[tuple[tuple[object, ...], dict[str, o
 @pytest.mark.gpu
 @on_gpu
 @models
-def test_the_allocators_peak_is_predicted_and_within_the_budget(name: str) -> None:
+def test_the_allocators_peak_is_as_predicted_and_within_the_budget(name: str) -> None:
     module, args = on_device(name)
     planned = checkpointed(module, "60%", args, reserve=ROUNDING)
     step = training_step(planned, args)
-    for _ in range(2):  # libraries take their own lasting workspaces in the first runs
+    for _ in range(2):  # libraries allocate their permanent workspaces in the first runs
         step()
     planned.zero_grad(set_to_none=True)
     torch.cuda.synchronize()
@@ -69,13 +69,15 @@ def test_the_allocators_peak_is_predicted_and_within_the_budget(name: str) -> No
     predicted = plan.peak_bytes - plan.graph.tensor("reserve").size_bytes
     assert peak == pytest.approx(predicted, rel=0.03)
     assert peak <= plan.budget_bytes
-    assert resident + allocator_peak(step) == pytest.approx(peak, rel=0.001)  # also where old gradients go first
+    assert resident + allocator_peak(step) == pytest.approx(
+        peak, rel=0.001
+    )  # also if the old gradients are freed first
 
 
 @pytest.mark.gpu
 @on_gpu
 @models
-def test_live_storages_are_those_planned_to_the_byte(name: str) -> None:
+def test_live_bytes_are_exactly_as_planned(name: str) -> None:
     module, args = on_device(name)
     captured = capture(module, args)
     schedule = recompute_most(captured.graph)
@@ -90,7 +92,7 @@ def test_live_storages_are_those_planned_to_the_byte(name: str) -> None:
 @on_gpu
 @models
 @pytest.mark.parametrize("granularity", ["operations", "layers"])
-def test_training_with_dropout_and_batch_norm_is_as_without_a_plan(name: str, granularity: str) -> None:
+def test_training_with_dropout_and_batch_norm_is_the_same_as_without_a_plan(name: str, granularity: str) -> None:
     module, args = on_device(name)
     if granularity == "layers":
         case = ModelCase(module, args).layered()
@@ -104,13 +106,13 @@ def test_training_with_dropout_and_batch_norm_is_as_without_a_plan(name: str, gr
         outcomes.append(train(target, given))
         states.append(torch.cuda.get_rng_state())
     assert sum(planned.plan.simulation.recomputed.values()) > 0
-    check_equal(*outcomes, tolerance=1e-3)  # atomic additions are not in order
+    check_equal(*outcomes, tolerance=1e-3)  # the order of atomic additions varies
     assert torch.equal(*states)
 
 
 @pytest.mark.gpu
 @on_gpu
-def test_a_step_on_a_side_stream_is_that_on_the_default_stream() -> None:
+def test_a_step_on_a_side_stream_is_the_same_as_on_the_default_stream() -> None:
     module, args = on_device("gpt2")
     planned = checkpointed(module, "60%", args, costs="flops")
     gradients = []
@@ -132,7 +134,7 @@ def test_a_step_on_a_side_stream_is_that_on_the_default_stream() -> None:
 def test_times_are_of_the_device_and_not_of_the_launch() -> None:
     small, large = (torch.randn(size, size, device="cuda") for size in (2048, 8192))
     first, second = shortest_times([lambda: small @ small, lambda: large @ large], 1.0)
-    assert 16 < second / first < 256  # 64 times the work, which starts as fast
+    assert 16 < second / first < 256  # 64 times the work at the same launch time
 
 
 @pytest.mark.gpu
@@ -146,20 +148,20 @@ def test_measured_times_sum_to_that_of_the_forward_and_backward() -> None:
     assert 0.5 * seconds < sum(operation.time for operation in graph.operations) < 1.5 * seconds
 
 
-def test_the_benchmark_refuses_to_run_without_a_gpu() -> None:
+def test_the_benchmark_needs_a_gpu() -> None:
     with mock.patch("torch.cuda.is_available", return_value=False), pytest.raises(SystemExit, match="no CUDA device"):
         gpu.main([])
 
 
 def test_the_memory_of_a_step_on_a_gpu_is_that_of_the_gpu() -> None:
-    # Time, address, bytes, whether on the CPU; what is freed without having been counted stood before.
+    # Time, address, bytes, whether on the CPU; frees of uncounted addresses are of older allocations.
     both = [(0, 1, 700, True), (1, 2, 50, False), (2, 3, 30, False), (3, 9, -500, False), (4, 2, -50, False)]
     assert peak_bytes([*both, (5, 4, 40, False)]) == 80
     assert peak_bytes([allocation for allocation in both if allocation[3]]) == 700
 
 
 class FakeEvent:
-    """An event of a device that takes ten milliseconds for each run, whatever the processor takes."""
+    """An event of a device that takes ten milliseconds per run, independently of the CPU."""
 
     runs = 0
 
@@ -173,7 +175,7 @@ class FakeEvent:
         pass
 
     def elapsed_time(self, end: FakeEvent) -> float:
-        """Milliseconds, as of a real one."""
+        """Return milliseconds, as a real event does."""
         return 10.0 * (end.at - self.at)
 
 

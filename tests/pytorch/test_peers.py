@@ -1,4 +1,4 @@
-"""The steps that ours are compared with train the same model: their gradients are those of plain eager PyTorch."""
+"""The other methods in the comparison train the same model: their gradients are those of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gradients(case, step):
     return {name: parameter.grad.clone() for name, parameter in case.module.named_parameters()}
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
 def test_every_peer_gives_the_gradients_of_eager(model, case):
     expected = gradients(case, peers.eager_step(case))
     wanted = {"memory budget 0.5", "memory budget 0", peers.EACH_BLOCK, "checkpoint_sequential 4"}
@@ -47,9 +47,9 @@ def test_every_peer_gives_the_gradients_of_eager(model, case):
     assert seen == {peers.EVERYTHING, *wanted}
 
 
-def test_blocks_and_all_segments_but_the_last_are_computed_again(model, case):
+def test_blocks_and_all_segments_but_the_last_are_recomputed(model, case):
     product = 2 * BATCH * WIDTH * WIDTH
-    # Forward, and gradients of weights and inputs, but not of the batch.
+    # Forward, and gradients of weights and inputs without the batch.
     plain = (3 * LAYERS - 1) * product
     steps = {plain: case, plain + LAYERS * product: peers.blockwise(model, case)}
     steps[plain + LAYERS * 3 // 4 * product] = peers.segmented(model, case, 4)
@@ -63,7 +63,7 @@ def test_peers_of_equal_peak_and_flops_are_one_point():
     assert peers.merged(found) == {"memory budget 1": "memory budget 1, 0.9", "other": "other"}
 
 
-def test_the_shortest_time_counts_and_odd_and_even_rounds_say_how_far_to_trust_it(monkeypatch):
+def test_the_time_is_the_shortest_and_its_noise_is_from_odd_and_even_rounds(monkeypatch):
     rounds = {"0": [1.0, 2.0, 3.0, 1.5], "1": [4.0, 4.0, 5.0, 5.0]}
     monkeypatch.setattr(peers, "measure_times", lambda steps, repeats, clock: rounds)
     one, other = (lambda: 1), (lambda: 2)
@@ -72,8 +72,8 @@ def test_the_shortest_time_counts_and_odd_and_even_rounds_say_how_far_to_trust_i
     assert times.noise == 0.5
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-def test_ours_needs_no_more_than_a_peer_whose_peak_it_is_planned_for(model, case, monkeypatch):
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+def test_a_plan_for_the_peak_of_a_peer_needs_no_more_than_the_peer(model, case, monkeypatch):
     monkeypatch.setattr(peers.Model, "make", lambda self: case)
     monkeypatch.setitem(peers.MODELS, "tiny", model)
     options = argparse.Namespace(points=[peers.EACH_BLOCK], budgets=2, seconds=2.0, repeats=2)

@@ -1,4 +1,4 @@
-"""A plan with workspaces says what the allocator will hold, as well as what will be live."""
+"""A plan with workspaces predicts the memory that the allocator holds, as well as the live memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.support.pytorch.small_models import SMALL
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_allocator_holds_what_the_plan_predicts_and_never_more_than_the_budget(name: str) -> None:
+def test_the_allocator_holds_the_predicted_memory_and_never_exceeds_the_budget(name: str) -> None:
     if name not in model_names():
         pytest.skip("transformers is not installed")
     case = make_model(name, **SMALL[name])
     captured = capture(case.module, case.args, case.kwargs, case.loss, costs="flops", workspaces=True)
-    answers = [answer for answer in sc.frontier(captured.graph, ["75%", "100%"], time_limit=1.0) if answer.schedule]
-    assert answers[-1].overhead == 0
-    for plan in answers:
-        module = build(case.module, captured, plan.schedule, case.args, case.kwargs, loss=case.loss)
+    solutions = [found for found in sc.frontier(captured.graph, ["75%", "100%"], time_limit=1.0) if found.schedule]
+    assert solutions[-1].overhead == 0
+    for solution in solutions:
+        module = build(case.module, captured, solution.schedule, case.args, case.kwargs, loss=case.loss)
         resident = resident_tensors(module, (case.args, dict(case.kwargs)))
         measured = measure(training_step(module, case.args, case.kwargs), resident=resident, repeats=1)
-        # Constants of the capture are resident too, and are no part of the module.
+        # Constants of the capture are resident but not part of the module.
         constants = captured.graph.resident_bytes - measured.resident_bytes
-        assert measured.live_peak_bytes + constants == plan.simulation.live_peak_bytes
-        assert measured.allocator_peak_bytes + constants == pytest.approx(plan.peak_bytes, rel=0.01)
-        assert measured.allocator_peak_bytes <= plan.budget_bytes
+        assert measured.live_peak_bytes + constants == solution.simulation.live_peak_bytes
+        assert measured.allocator_peak_bytes + constants == pytest.approx(solution.peak_bytes, rel=0.01)
+        assert measured.allocator_peak_bytes <= solution.budget_bytes
