@@ -186,7 +186,7 @@ class Backend:
             if planned is None or self._shares.budget(graph) != graph.budget:
                 plan = self._plan(graph)
                 planned = build(module, captured, plan.schedule, args)
-            computed = iter(self._hold(graph, planned(*args)))
+            computed = iter(self._track(graph, planned(*args)))
             return [next(computed) if position is None else args[position] for position in returned]
 
         return run
@@ -206,7 +206,7 @@ class Backend:
 
         def run(*args: object) -> Sequence[object]:
             self._begin(graph)
-            return self._hold(graph, planned(*args))
+            return self._track(graph, planned(*args))
 
         return run
 
@@ -240,7 +240,7 @@ class Backend:
                 ' breaks (fullgraph=True shows them), or pass graph_breaks="share"'
             )
 
-    def _hold(self, graph: CompiledGraph, outputs: Sequence[object]) -> Sequence[object]:
+    def _track(self, graph: CompiledGraph, outputs: Sequence[object]) -> Sequence[object]:
         """Count a run as in flight until its backward has run or its outputs are deleted."""
         nodes = (output.grad_fn for output in outputs if isinstance(output, Tensor))
         node = next((node for node in nodes if node is not None), None)

@@ -16,7 +16,7 @@ from scheduler.api import SolveOptions
 from scheduler.errors import InvalidOptionError, SchedulerError
 from scheduler.pytorch.compile.backend import Backend, Code, backend
 
-_BACKENDS: weakref.WeakKeyDictionary[Backend, tuple[Mapping[str, object], dict[str, object]]] = (
+BACKENDS: weakref.WeakKeyDictionary[Backend, tuple[Mapping[str, object], dict[str, object]]] = (
     weakref.WeakKeyDictionary()
 )
 """The options from which each backend was constructed: the object itself, and a copy of it.
@@ -65,12 +65,12 @@ def compile_graph(
 
 def _backend_for(options: Mapping[str, object], mode: str | None) -> Backend:
     """Return the backend of these options; `torch.compile` passes the same object for each of its graphs."""
-    for known, (given, copy) in _BACKENDS.items():
+    for known, (given, copy) in BACKENDS.items():
         if given is options and copy == options:
             return known
     _check_options(options, mode)
     planned = backend(**options)  # type: ignore[arg-type]
-    _BACKENDS[planned] = options, dict(options)
+    BACKENDS[planned] = options, dict(options)
     return planned
 
 

@@ -236,7 +236,7 @@ class _DoubleConv(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """A U-Net: down and up with a skip connection at each level; returns the loss."""
+    """A U-Net: levels down and up, with a skip connection at each; returns the loss."""
 
     def __init__(self, width: int, depth: int, classes: int) -> None:
         super().__init__()
@@ -264,6 +264,6 @@ class UNet(nn.Module):
 def unet(
     *, seed: int = 0, batch_size: int = 4, width: int = 32, depth: int = 4, size: int = 128, classes: int = 8
 ) -> ModelCase:
-    """Return a U-Net that finds a class for each pixel of square images of `size` pixels a side."""
+    """Return a U-Net that classifies each pixel of square images of `size` pixels a side."""
     make_batch = image_batches(batch_size, size, classes, per_pixel=True)
     return random_case("unet", lambda: UNet(width, depth, classes), seed, make_batch)

@@ -36,7 +36,7 @@ found = [parameter.grad.clone() for parameter in model.parameters()]
 model.zero_grad()
 model(x).sum().backward()
 assert all(torch.equal(one, parameter.grad) for one, parameter in zip(found, model.parameters(), strict=True))
-(planned,) = sys.modules["scheduler.pytorch.compile.entry_point"]._BACKENDS
+(planned,) = sys.modules["scheduler.pytorch.compile.entry_point"].BACKENDS
 (graph,) = planned.plans
 print(graph.plan.solver, sum(graph.plan.simulation.recomputed.values()) > 0)
 """
