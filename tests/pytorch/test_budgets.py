@@ -1,4 +1,4 @@
-"""Every named model, planned for a budget and trained: the memory as predicted, the numbers as plain autograd's."""
+"""Every named model, planned for a budget, trains in the predicted memory with the numbers of plain autograd."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.support.pytorch.planning import check_like_autograd
 from tests.support.pytorch.small_models import SMALL, TOLERANCE
 
 FITTING = {**SMALL, "resnet50": {**SMALL["resnet50"], "batch_size": 16}}
-"""With smaller batches the gradients alone are more than 60 % of a ResNet's step."""
+"""With smaller batches, the gradients alone are more than 60 % of the memory of a ResNet's step."""
 
 
 def schedule_within(graph: sc.Graph, budget: str) -> Schedule:
-    """Plan for a budget; where no schedule of it is known, for the smallest peak that is."""
+    """Return a schedule within a budget or, if none is known, within the smallest known peak."""
     try:
         plan = sc.make_plan(graph, budget, time_limit=3.0)
     except (BudgetTooSmallError, OutOfTimeError):

@@ -1,6 +1,6 @@
-"""What users of activation checkpointing complain about in public, each as a test of ours.
+"""Public complaints of users of activation checkpointing, one test each.
 
-Every test cites the issues that it answers. Where a longer test stands elsewhere, this one is the short form.
+Every test cites the issues that it answers. Where another file has a longer test, this is the short form.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROWS, WIDTH, DEPTH = 64, 16, 8
 PRODUCT = 2 * ROWS * WIDTH * WIDTH
 """FLOPs of one linear layer, forward."""
 PLAIN_FLOPS = (3 * DEPTH - 1) * PRODUCT
-"""Of a step: forward, gradients of weights and of inputs, but not of the batch."""
+"""FLOPs of a plain step: forward, gradients of weights, and gradients of inputs other than the batch."""
 FAST: dict[str, object] = {"costs": "flops", "solver": "greedy", "time_limit": 2.0}
 
 
@@ -84,7 +84,7 @@ compiles = pytest.mark.usefixtures("fresh_dynamo")
 # Budget, peak, and choosing what to save
 
 
-def test_recomputation_saves_memory_and_is_not_optimised_away():
+def test_recomputation_saves_memory_and_is_not_optimized_away():
     """jax#27748, flax#1285, pytorch/xla#3455: nothing saved, or memory lost; recomputation is merged away."""
     plain = used(network(), mean_square)
     module = checkpointed(network(), "50%", (batch(),), loss=mean_square, **FAST)
@@ -112,7 +112,7 @@ def test_a_compiled_step_takes_less_memory_than_eager():
     assert graph.plan.peak_bytes < eager.live_peak_bytes
 
 
-def test_the_slowdown_is_known_before_training_and_is_none_where_memory_suffices():
+def test_the_slowdown_is_known_before_training_and_is_zero_if_memory_suffices():
     """Qwen-Image#69: a slowdown of 3.75 times, found out by training."""
     overheads = []
     for budget in ("100%", "50%"):
@@ -182,7 +182,7 @@ class Blockwise(nn.Module):
         return x
 
 
-def test_a_plan_for_a_model_that_checkpoints_itself_takes_the_place_of_that():
+def test_a_plan_replaces_the_checkpointing_of_the_model_itself():
     """Lightning#18006: checkpointing is applied twice."""
     model, plain = Blockwise(), network(lambda: nn.BatchNorm1d(WIDTH))
     module = checkpointed(model, "100%", (batch(),), loss=mean_square, **FAST)
@@ -194,7 +194,7 @@ def test_a_plan_for_a_model_that_checkpoints_itself_takes_the_place_of_that():
     assert used(module).flops == PLAIN_FLOPS
 
 
-def test_every_division_into_segments_is_beaten_or_met_with_proof():
+def test_no_division_into_segments_is_faster_than_the_proven_optimum():
     """pytorch#88825: the promise of a search for the best places of checkpoints."""
     chain = profile_layers(network(), (batch(),), loss=mean_square)
     seen = 0
@@ -208,7 +208,7 @@ def test_every_division_into_segments_is_beaten_or_met_with_proof():
     assert seen
 
 
-def test_what_memory_costs_in_speed_is_one_curve_with_bounds():
+def test_the_tradeoff_of_memory_and_speed_is_one_curve_with_bounds():
     """microsoft/tensorflow-rematerialization#1: the speed that each memory saved costs."""
     graph = trace(network(), (batch(),), loss=mean_square, costs="flops")
     rows = sc.frontier(graph, ["50%", "70%", "100%"], solver="greedy", time_limit=4.0).rows
@@ -246,7 +246,7 @@ def test_batch_norm_statistics_are_updated_once_and_in_the_forward(granularity):
 
 
 @alone
-def test_a_normalisation_over_processes_communicates_once():
+def test_a_normalization_over_processes_communicates_once():
     """fairscale#694: SyncBatchNorm issues its all-reduce a second time when it is recomputed."""
     x = torch.randn(4, 8)
     counts = []
@@ -296,11 +296,11 @@ class CachingNetwork(nn.Module):
         return outputs
 
 
-def test_a_cache_of_keys_is_as_long_in_recomputation():
+def test_recomputation_does_not_lengthen_a_cache_of_keys():
     """pytorch#155171: recomputation appends to the key-value cache again, which doubles the sequence."""
     check_like_autograd(CachingNetwork(), recompute_most, ((batch(),), {}), ((batch(seed=1),), {}), loss=mean_square)
     layers = [lambda x: (x, []), *CachingNetwork().layers]
-    # Of a state, layers know only whether all of it is kept: the prediction is from above.
+    # Layers know only whether a state is kept whole, so the prediction is an upper bound.
     check_layers(
         layers, recompute_most, (batch(),), (batch(seed=1),), loss=lambda state: mean_square(state[0]), least=0.8
     )
@@ -377,7 +377,7 @@ def test_experts_chosen_with_noise_are_the_same_in_recomputation():
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_what_is_trained_behind_frozen_layers_gets_its_gradients(autocast):
+def test_layers_trained_behind_frozen_layers_get_their_gradients(autocast):
     """transformers#16276, transformers#24247, LlamaFactory#6358, pytorch#6884: frozen inputs, silently no gradients."""
     model = network()
     for block in model[:4]:
@@ -477,7 +477,7 @@ def test_wrapping_in_the_wrong_order_is_refused_with_the_right_one():
 
 
 class Profiled(nn.Module):
-    """Marks its blocks for a profiler once `marked` is set."""
+    """Marks its blocks for a profiler if `marked` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -505,7 +505,7 @@ def test_marks_of_a_profiler_do_not_change_what_is_recomputed():
 
 
 def test_a_model_with_marks_of_a_profiler_is_planned():
-    """pytorch#196862, the side of capture: marks compute nothing and are no part of a plan."""
+    """pytorch#196862, in capture: marks compute nothing and are not part of a plan."""
     model = Profiled()
     unmarked = trace(model, (batch(),), loss=mean_square, costs="flops").structure_digest
     model.marked = True

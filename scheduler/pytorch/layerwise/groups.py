@@ -1,8 +1,8 @@
 """The links of a chain: one layer, or several that belong together, and the ways to run them.
 
-A link runs forward without saving, forward with saving, and backward. Its first run in a step
-is the real one; a later run replays it: the same random numbers, and buffers as the first
-run found them, whose changes are dropped.
+A link can run forward without saving, forward with saving, and backward. A recomputation
+replays the first run in the step: it draws the same random numbers and finds buffers as the first
+run found them, and its own changes to buffers are dropped.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _PLAIN = (
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What passes between links: a nest of tensors and plain values, taken apart.
+    """What passes between links: nested tensors and plain values, flattened.
 
     Attributes
     ----------
     leaves : tuple
-        The tensors are detached.
+        The tensors among them are detached.
     spec : TreeSpec
+        How they are nested.
     """
 
     leaves: tuple[object, ...]
@@ -61,18 +62,18 @@ class State:
 
 
 def read_state(value: object, link: str) -> State:
-    """Take a nest apart.
+    """Flatten the output of a link.
 
     Parameters
     ----------
-    value : nest of tensors and plain values
+    value : nested tensors and plain values
     link : str
-        Whose output it is, for messages.
+        Name of the link, for messages.
 
     Raises
     ------
     ExecutionError
-        If a leaf is something that may hold tensors, which could not be detached.
+        If a leaf is an object that may hold tensors, which could not be detached.
     """
     leaves, spec = pytree.tree_flatten(value)
     for leaf in leaves:
@@ -84,7 +85,7 @@ def read_state(value: object, link: str) -> State:
                 )
         elif not isinstance(leaf, _PLAIN):
             raise ExecutionError(
-                f'layer "{link}" returns a {type(leaf).__name__}, which cannot be detached from the layers before it:'
+                f'layer "{link}" returns an object of type {type(leaf).__name__}, which cannot be detached:'
                 " return tensors and plain values in tuples, lists and dicts, or register the type with"
                 " torch.utils._pytree.register_pytree_node"
             )
@@ -93,12 +94,12 @@ def read_state(value: object, link: str) -> State:
 
 @dataclass(frozen=True)
 class Saved:
-    """What autograd keeps of one forward with saving.
+    """What autograd saves in one forward with saving.
 
     Attributes
     ----------
     outputs : tuple of (GradientEdge or None)
-        Per leaf of the output; the edges hold the graph, and not the output.
+        Per leaf of the output; the edges hold the autograd graph, but not the output.
     inputs : tuple of GradientEdge
         Of the differentiable leaves of the input.
     """
@@ -109,14 +110,14 @@ class Saved:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What a link's first run found: random state, and the buffers that it changes."""
+    """What the first run of a link found: random state, and the buffers that it changes."""
 
     random: list[tuple[torch.Generator, Tensor]]
     buffers: tuple[Tensor | None, ...]
 
 
 class Link:
-    """One layer, or several that run as one, called with a state.
+    """One layer, or several that run as one.
 
     Parameters
     ----------
@@ -128,15 +129,15 @@ class Link:
     changing : sequence of (Module, str)
         Buffers that the forward changes.
     takes_arguments : bool
-        Whether the first part takes the arguments of the call instead: `(args, kwargs)`.
+        Whether the first part takes the arguments of the call, `(args, kwargs)`, instead.
 
     Attributes
     ----------
     modules : tuple of Module
-        Parts and everything in them.
+        The parts that are modules, and all their submodules.
     needs_grad_mode : bool
-        Whether the output has the same bits only with gradients enabled, as that of recurrent
-        layers on the CPU; then a forward without saving saves, and drops it at once.
+        Whether the output is bitwise the same only with gradients enabled, as for recurrent
+        layers on the CPU. A forward without saving then saves, and drops the saved data at once.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Link:
         self.needs_grad_mode = any(isinstance(module, nn.RNNBase) for module in self.modules)
 
     def find_grad_mode(self, state: State) -> None:
-        """Find out whether the output for this state has the same bits without gradients enabled."""
+        """Find out whether the output for this state is bitwise the same without gradients enabled."""
         moment = self.remember()
         with self.replay(moment):
             with_saving, _ = self.forward_saving(state)
@@ -167,7 +168,7 @@ class Link:
         self.needs_grad_mode |= not all(torch.equal(a, b) for a, b in pairs)
 
     def current_modules(self) -> tuple[nn.Module, ...]:
-        """Return parts and everything in them, as they are now."""
+        """Return the parts that are modules and all their submodules, as they are now."""
         return tuple(
             dict.fromkeys(module for part in self.parts if isinstance(part, nn.Module) for module in part.modules())
         )
@@ -210,14 +211,14 @@ class Link:
         Parameters
         ----------
         saved : Saved
-            It is used up, unless `keep_saved` is true.
+            Consumed, unless `keep_saved` is true.
         incoming : sequence of (Tensor or None)
             Gradients of the leaves of the output.
         wanted : sequence of Tensor
-            Parameters.
+            Parameters whose gradients are computed.
         keep_saved : bool
-            Then up to all saved bytes count on top of the workspace, which is measured
-            without: autograd lets go of them as it goes.
+            Whether another backward will read `saved`. If so, up to all saved bytes count in
+            addition to the workspace, which is measured while autograd frees them as it goes.
 
         Returns
         -------
@@ -239,7 +240,7 @@ class Link:
         return list(found[: len(saved.inputs)]), list(found[len(saved.inputs) :])
 
     def remember(self, last: Moment | None = None) -> Moment:
-        """Return what a replay of the coming run will need; random state is shared with `last` if it is the same."""
+        """Return what a replay of the next run will need; share the random state of `last` if it is equal."""
         random = save_generators()
         if last is not None and len(random) == len(last.random):
             pairs = zip(random, last.random, strict=True)
@@ -250,7 +251,7 @@ class Link:
 
     @contextlib.contextmanager
     def replay(self, moment: Moment) -> Iterator[None]:
-        """Let runs inside be repetitions of the first one, and leave no trace of them."""
+        """Make the runs inside repeat the first run, and undo their effects on buffers and random state."""
         random = save_generators()
         buffers = [module._buffers.get(name) for module, name in self.changing]
         try:
@@ -264,7 +265,7 @@ class Link:
             restore_generators(random)
 
     def fixed_tensors(self) -> list[Tensor]:
-        """Return parameters and the buffers that no run changes: what a replay must find unchanged."""
+        """Return parameters, and buffers that no run changes: a replay must find them unchanged."""
         found: list[Tensor | None] = []
         for module in self.modules:
             found += module._parameters.values()
@@ -284,9 +285,9 @@ class Link:
 
 
 class _Entry(torch.autograd.Function):
-    """Where the graph of a link begins: its input as tensors of their own, on the same storages.
+    """The beginning of a link's autograd graph: its input as new tensors on the same storages.
 
-    A detached leaf would do the same, but the node that accumulates its gradient holds it.
+    A detached leaf would serve too, but the node that accumulates its gradient would hold it.
     """
 
     @staticmethod
@@ -311,10 +312,10 @@ def _enter(leaves: list[object], where: Sequence[int]) -> tuple[GradientEdge, ..
 
 @contextlib.contextmanager
 def _own_casts() -> Iterator[None]:
-    """Share autocast's copies of weights with no later run.
+    """Keep autocast from reusing its copies of weights in later runs.
 
-    A copy made without saving would cut its gradient, and one made with saving would outlive
-    the graph that it is counted with.
+    A copy made in a run without saving would carry no gradient, and one made in a run with
+    saving would outlive the autograd graph with which it is counted.
     """
     try:
         yield
@@ -325,7 +326,7 @@ def _own_casts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_hooks(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Silence the tensor hooks of parameters: they run when the gradient is accumulated."""
+    """Disable the tensor hooks of parameters: they run when the gradient is accumulated."""
     hooks = [(p._backward_hooks, dict(p._backward_hooks)) for p in parameters if p._backward_hooks]
     for registered, _ in hooks:
         registered.clear()

@@ -94,11 +94,11 @@ class LayerRun:
             match step.action:
                 case "backward":
                     self._backward(step)
-                case "drop state":
+                case "free state":
                     self.states.pop(step.link, None)
-                case "drop saved":
+                case "free saved":
                     self.saved.pop(step.link, None)
-                case "drop gradient":
+                case "free gradient":
                     self.gradients.pop(step.link, None)
                 case "forward" | "save":
                     self._forward(step.link, saving=step.action == "save")

@@ -1,7 +1,7 @@
-"""The layers of a model before they are measured: what passes from one to the next.
+"""Find what passes between the layers of a model, before they are measured.
 
-One sweep of forwards finds the states between layers, and the layers that must run as one:
-one that only views its input, or changes it in place, shares its storages.
+One forward sweep finds the states between layers, and the layers that must run as one: a layer
+that only views its input, or changes it in place, shares storages with the layer before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scheduler.pytorch.measurement.memory import storage_sizes
 
 LayerFunction = Callable[..., object]
 Layers = nn.Module | Sequence[LayerFunction]
-"""An `nn.Sequential` or a sequence; other modules are refused when their layers are read."""
+"""An `nn.Sequential` or a sequence; other modules are rejected when their layers are read."""
 
 
 def name_parts(layers: Layers, loss: Callable[..., Tensor] | None) -> list[tuple[str, LayerFunction]]:
@@ -30,13 +30,13 @@ def name_parts(layers: Layers, loss: Callable[..., Tensor] | None) -> list[tuple
     Raises
     ------
     InvalidOptionError
-        As `profile_layers`.
+        As for `profile_layers`.
     """
     if isinstance(layers, nn.Sequential):
         hooks = (layers._forward_hooks, layers._forward_pre_hooks, layers._backward_hooks, layers._backward_pre_hooks)
         if type(layers).forward is not nn.Sequential.forward or any(hooks):
             raise InvalidOptionError(
-                f"{type(layers).__name__} does more than call its layers in turn (a forward or hooks of its own):"
+                f"{type(layers).__name__} does more than call its layers in turn (it has its own forward or hooks):"
                 " give the layers as a list"
             )
         named: list[tuple[str, object]] = list(layers._modules.items())
@@ -44,22 +44,32 @@ def name_parts(layers: Layers, loss: Callable[..., Tensor] | None) -> list[tuple
         named = [(str(number), layer) for number, layer in enumerate(layers)]
     else:
         raise InvalidOptionError(
-            f"layers are an nn.Sequential or a list of layers, not {type(layers).__name__}:"
+            f"layers must be an nn.Sequential or a list of layers, got {type(layers).__name__}:"
             ' give its layers as a list, or use granularity="operations"'
         )
     parts: list[tuple[str, LayerFunction]] = []
     for name, layer in named:
         if not callable(layer):
-            raise InvalidOptionError(f'layer "{name}" is a {type(layer).__name__}, which cannot be called')
+            raise InvalidOptionError(f'layer "{name}" must be callable, got {type(layer).__name__}')
         kind = type(layer).__name__ if isinstance(layer, nn.Module) else getattr(layer, "__name__", "layer")
         parts.append((f"{name}.{kind}", layer))
     if not parts:
-        raise InvalidOptionError("there are no layers")
+        raise InvalidOptionError("there are no layers: give at least one")
     return parts if loss is None else [*parts, ("loss", loss)]
 
 
 class Survey:
-    """The first sweep: what passes between layers, and which layers must run as one."""
+    """The first sweep: finds what passes between layers, and which layers must run as one.
+
+    Attributes
+    ----------
+    states, flags : list
+        Before each link and after the last: the state, and which of its leaves require a gradient.
+    starts : list of int
+        The first layer of each link, and the number of layers.
+    input_keys, resident_keys : set of int
+        Storages of the arguments; of these, and of parameters, buffers and constants.
+    """
 
     def __init__(self, parts: list[tuple[str, LayerFunction]], arguments: tuple[object, ...]) -> None:
         self.constants = [_constants_of(part) for _, part in parts]
@@ -90,7 +100,7 @@ class Survey:
         changed = [t for t, version in zip(state.tensors, versions, strict=True) if t._version != version]
         if storage_keys(changed) & self.resident_keys:
             raise ExecutionError(
-                f'layer "{link.name}" changes the arguments of the call in place, so it could not run twice:'
+                f'layer "{link.name}" changes the arguments of the call in place, so it could not be recomputed:'
                 " make it work on a copy"
             )
         own = storage_keys(output.tensors) - self.resident_keys
@@ -106,7 +116,7 @@ class Survey:
         return output, tuple(edge is not None for edge in saved.outputs)
 
     def links(self) -> list[Link]:
-        """Return the links: layers that must run as one are one."""
+        """Return the links, in which layers that must run as one are merged."""
         links = []
         for start, end, flags in zip(self.starts[:-1], self.starts[1:], self.flags[:-1], strict=True):
             name = "+".join(name for name, _ in self.parts[start:end])
@@ -116,7 +126,7 @@ class Survey:
         return links
 
     def trained(self, number: int) -> list[Tensor]:
-        """Return the leaves that the graphs of a link reach, parameters or not, each once."""
+        """Return the tensors whose gradients a link computes, whether they are parameters or not, each once."""
         span = range(self.starts[number], self.starts[number + 1])
         return [*dict.fromkeys(tensor for i in span for tensor in self.found[i])]
 
@@ -133,7 +143,7 @@ def _arguments_state(arguments: tuple[object, ...]) -> tuple[State, tuple[bool, 
 
 
 def tensors_of(part: LayerFunction) -> list[Tensor]:
-    """Return parameters and buffers."""
+    """Return the parameters and buffers of a layer."""
     return [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else []
 
 
@@ -144,12 +154,12 @@ def _constants_of(part: LayerFunction) -> list[Tensor]:
 
 
 def storage_keys(tensors: Iterable[Tensor]) -> set[int]:
-    """Return the identities of the storages; they hold while the tensors live."""
+    """Return the identities of the storages, valid while the tensors are alive."""
     return set(storage_sizes(tensors))
 
 
 def _leaves_of_graph(saved: Saved) -> list[Tensor]:
-    """Return the leaf tensors whose gradients a graph computes, its own entry left out."""
+    """Return the leaf tensors whose gradients an autograd graph computes, except its own inputs."""
     seen = {edge.node for edge in saved.inputs}
     stack = [edge.node for edge in saved.outputs if edge is not None]
     found: list[Tensor] = []
@@ -175,7 +185,7 @@ class _Buffer:
     value: Tensor
 
     def has_changed(self) -> bool:
-        """Return whether the run changed or replaced it, or another run may, as those of a normalization."""
+        """Return whether the run changed or replaced the buffer, or another run may, as in a normalization."""
         module, name = self.place
         now = module._buffers.get(name)
         if isinstance(module, _NormBase) and module.training:

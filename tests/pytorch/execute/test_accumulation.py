@@ -53,7 +53,7 @@ def accumulating(model, schedule, args, loss=mean_square) -> tuple[CapturedModul
 
 
 def peak_of_step(module: nn.Module, args: tuple[object, ...]) -> int:
-    """Live bytes at the peak of one more step, those of parameters, inputs and existing gradients included."""
+    """Return the live bytes at the peak of one more step, including parameters, inputs and existing gradients."""
     existing = [p.grad for p in module.parameters() if p.grad is not None]
     resident = [*resident_tensors(module, args), *existing]
     with StorageTracker(resident) as tracker:
@@ -65,7 +65,7 @@ def peak_of_step(module: nn.Module, args: tuple[object, ...]) -> int:
 @pytest.mark.parametrize("name", ["convnet", "gpt2", "hf-t5"])
 def test_gradients_are_added_to_existing_ones_in_the_predicted_memory(name, schedule):
     if name not in model_names():
-        pytest.skip(f"{name} is not at hand")
+        pytest.skip(f"{name} is not available")
     case = make_model(name, **SMALL[name])
     plain = copy.deepcopy(case.module)
     captured = capture(case.module, case.args, case.kwargs, case.loss, memory=EXISTING)
@@ -90,7 +90,7 @@ def test_gradients_are_added_to_existing_ones_in_the_predicted_memory(name, sche
     assert captured.graph.resident_bytes + tracker.peak_bytes == simulate(captured.graph, made).peak_bytes
 
 
-def test_accumulate_gradients_are_resident_and_new_ones_are_no_results():
+def test_existing_gradients_are_resident_and_new_ones_are_not_results():
     model = linear_layers(2)
     model.append(nn.Linear(64, 3))
     model[0].requires_grad_(False)
@@ -109,14 +109,14 @@ def test_no_second_set_of_gradients_is_held():
     module(x).backward()
     beyond = peak_of_step(module, (x,)) - captured.graph.resident_bytes
     one_weight, one_activation = width * width * 4, rows * width * 4
-    # A sixteenth of 32 weights is two; of activations at most all stand, with two gradients and some scalars.
+    # A sixteenth of 32 weights is two; at most all activations are live, with two gradients and some scalars.
     assert 2 * one_weight <= beyond <= 2 * one_weight + (layers + 3) * one_activation + 64
-    # A plan that does not know of them counts a second set, and holds none either.
+    # A plan made without existing gradients counts a second set, and does not hold one either.
     unaware = capture(model, (x,), None, mean_square)
     made = save_everything(unaware.graph)
     assert simulate(unaware.graph, made).peak_bytes >= unaware.graph.resident_bytes + layers * one_weight
     plain = build(model, unaware, made, (x,), loss=mean_square)
-    # A MiB of them is four, and one more is being made.
+    # Four gradients are 1 MiB, and one more is being computed.
     assert peak_of_step(plain, (x,)) - captured.graph.resident_bytes <= 5 * one_weight + (layers + 3) * one_activation
 
 
@@ -139,11 +139,11 @@ def test_new_gradients_leave_the_backward_in_groups_too():
     module(x).backward()
     assert arrived == [f"{i}.weight" for i in reversed(range(8))]
     assert [len(segment.gradients) for segment in module.program.backward] == [1] * 8
-    assert made_before == [4]  # those of layers 7 to 4, and not yet those of 3 to 0
+    assert made_before == [4]  # those of layers 7 to 4, but not yet those of 3 to 0
 
 
 def test_parameters_may_be_changed_as_their_gradients_arrive():
-    """An optimizer's step in the backward: nothing reads a parameter once its gradient has left."""
+    """An optimizer step in the backward: nothing reads a parameter after its gradient has left."""
     models, x = [linear_layers(width=512), linear_layers(width=512)], batch(4, 512)
 
     def step(parameter: Tensor) -> None:
@@ -162,7 +162,7 @@ def test_parameters_may_be_changed_as_their_gradients_arrive():
 
 
 class Odd(nn.Module):
-    """Parameters whose gradients are one tensor, an incoming gradient, of another layout, and read again."""
+    """Parameters whose gradients share a tensor, are an incoming gradient, have another layout, or are read again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,13 +179,13 @@ class Odd(nn.Module):
 
 
 @schedules
-def test_gradients_of_every_kind_arrive_whole_in_the_predicted_memory(schedule):
+def test_gradients_of_every_kind_are_complete_in_the_predicted_memory(schedule):
     x = batch(512, 512)
     module = check_like_autograd(Odd(), schedule, ((x,), {}), ((batch(512, 512, seed=1),), {}))
     assert len(module.program.backward) > 3
 
 
-def test_a_schedule_may_hand_gradients_over_later_than_it_makes_them():
+def test_a_schedule_may_accumulate_gradients_later_than_it_computes_them():
     def at_the_end(graph: sc.Graph) -> sc.Schedule:
         late = {i for i, operation in enumerate(graph.operations) if operation.signature == "Accumulate"}
         runs = [i for i in graph.index.defaults if i not in late]
@@ -225,7 +225,7 @@ def test_gradients_arrive_group_by_group_and_hooks_run_once():
 def test_a_parameter_changed_in_a_hook_that_a_later_segment_reads_is_noticed():
     model, x = linear_layers(), batch(4, 64)
     module, _, _ = accumulating(model, save_everything, (x,))
-    # Its gradient is made, and handed over, before that of its input, which reads it.
+    # Its gradient is computed, and leaves, before that of its input, which reads the weight.
     assert "parameter:7.weight" in module.program.backward[1].resident
 
     def change(parameter: Tensor) -> None:
@@ -279,7 +279,7 @@ def test_several_steps_in_segments_may_be_outstanding():
         assert torch.equal(one.grad, other.grad)
 
 
-def test_a_plan_for_accumulate_gradients_is_a_file_like_any_other(tmp_path):
+def test_a_plan_that_accumulates_gradients_is_a_file_like_any_other(tmp_path):
     model, x = linear_layers(), batch(64, 64)
     options = {"costs": "flops", "solver": "greedy", "accumulate_gradients": True}
     module = checkpointed(model, "70%", (x,), loss=mean_square, **options)

@@ -25,7 +25,7 @@ class Noisy(nn.Module):
         return y.sum()
 
 
-def test_what_runs_once_keeps_no_random_state_and_copies_no_buffer():
+def test_without_recomputation_no_random_state_is_saved_and_no_buffer_copied():
     module, _, _ = planned(Noisy(), save_everything, (torch.ones(4, 8),))
     assert "set_state" not in module.program.forward.source + module.program.backward[0].source
     assert not any(name.startswith("state") for name in module.program.forward.saved)
@@ -33,8 +33,8 @@ def test_what_runs_once_keeps_no_random_state_and_copies_no_buffer():
     assert not any(name.startswith("snapshot") for name in module.program.forward.saved)
 
 
-def test_the_state_of_a_single_draw_stands_as_long_as_the_plan_says():
-    """Where memory peaks at the draw, the state beside it is in the predicted peak and in the measured one."""
+def test_the_state_of_a_single_draw_is_live_as_long_as_the_plan_says():
+    """If memory peaks at the draw, both the predicted and the measured peak include the random state."""
     model = nn.Sequential(nn.Linear(8, 4096), nn.Dropout(0.5))
     batch = torch.ones(64, 8)
     module, captured, schedule = planned(model, save_everything, (batch,), None, Tensor.sum)
@@ -45,7 +45,7 @@ def test_the_state_of_a_single_draw_stands_as_long_as_the_plan_says():
     assert measured.live_peak_bytes == predicted.live_peak_bytes
 
 
-def test_what_runs_again_keeps_the_state_and_the_old_buffer():
+def test_with_recomputation_the_state_and_the_old_buffer_are_saved():
     module, captured, schedule = planned(Noisy(), lambda graph: recompute_most(graph, 100), (torch.ones(4, 8),))
     assert "get_state" in module.program.forward.source
     backward = module.program.backward[0]
@@ -70,5 +70,5 @@ def test_generated_code_costs_little_more_than_autograd():
     steps = {"eager": training_step(case.module, case.args), "planned": training_step(module, case.args)}
     times = measure_times(steps, 8, clock=time.process_time)
     ratios = [planned / eager for eager, planned in zip(*times.values(), strict=True)]
-    # Measured at realiztic sizes it is within 5 %; the bound is generous for noisy machines.
+    # Measured at realistic sizes it is within 5 %; the bound is generous for noisy machines.
     assert statistics.median(ratios) < 1.25

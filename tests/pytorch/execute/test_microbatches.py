@@ -24,15 +24,15 @@ def run(module: nn.Module, model: nn.Module, stage: int) -> tuple[list[Tensor], 
     torch.manual_seed(1)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    standing = [tensor for parameter in model.parameters() for tensor in (parameter, parameter.grad)]
+    held = [tensor for parameter in model.parameters() for tensor in (parameter, parameter.grad)]
     running: dict[int, Tensor] = {}
-    with StorageTracker(standing) as tracker:
+    with StorageTracker(held) as tracker:
         for phase, number in one_forward_one_backward(stage, STAGES, MICROBATCHES):
             if phase == "forward":
                 running[number] = module(torch.randn(ROWS, WIDTH))
             else:
                 running.pop(number).backward()
-    return [parameter.grad for parameter in model.parameters()], storage_bytes(standing) + tracker.peak_bytes
+    return [parameter.grad for parameter in model.parameters()], storage_bytes(held) + tracker.peak_bytes
 
 
 @pytest.mark.parametrize("stage", range(STAGES))

@@ -1,4 +1,4 @@
-"""Calls that differ from the planned one, with a plan each: numbers as plain autograd's, plans within the budget."""
+"""Calls that differ from the planned one get their own plan: the numbers of plain autograd, within the budget."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_training_flags_autocast_and_frozen_parameters_get_plans_of_their_own() 
     assert plan_count(module) == 4
 
 
-def test_the_plan_not_used_for_longest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_plan_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executed, "MOST_OTHER_PLANS", 2)
     module = planned_per_call(mlp(), "100%", 8, solver="save-all")
     kept = []
@@ -95,7 +95,7 @@ def test_the_plan_not_used_for_longest_is_dropped(monkeypatch: pytest.MonkeyPatc
     assert kept == [[9], [9, 10], [10, 9], [9, 11], [9, 11]]
 
 
-def test_a_finished_plan_cannot_be_made_again() -> None:
+def test_planning_other_calls_needs_a_budget() -> None:
     plan = checkpointed(mlp(), "100%", (batch(8, 16),), solver="save-all", costs="flops").plan
     with pytest.raises(InvalidOptionError, match="finished plan"):
         checkpointed(mlp(), plan, (batch(8, 16),), on_mismatch="plan")

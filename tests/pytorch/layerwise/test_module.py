@@ -164,7 +164,7 @@ def test_tied_and_frozen_parameters_get_the_gradients_of_autograd(schedule, rows
     model[2].weight = model[3].weight
     model[0].requires_grad_(False)
     model[3].bias.requires_grad_(False)
-    # A second gradient of a weight is counted where it may be needed, and not always is.
+    # A second gradient of a weight is counted where it may be needed, which is not always.
     check_layers(model, schedule, (batch(rows, 16),), (batch(rows, 16, seed=1),), loss=mean_square, least=0.8)
     assert model[0].weight.grad is None
     assert model[3].bias.grad is None
@@ -184,11 +184,11 @@ class Nested(nn.Module):
 
 
 @schedules
-def test_state_is_any_nest_of_tensors_and_values(schedule):
+def test_state_may_be_any_nested_tensors_and_values(schedule):
     torch.manual_seed(0)
     state = {"pair": [batch(128, 16), (torch.arange(16), None, "text", torch.float32)], "count": 1, "mask": None}
     model = nn.Sequential(*(Nested() for _ in range(4)))
-    # A state of which autograd keeps more than half counts as kept.
+    # A state of which autograd keeps at least half counts as kept whole.
     check_layers(model, schedule, (state,), loss=lambda final: final["pair"][0].sum() * final["count"], least=0.9)
 
 
@@ -202,7 +202,7 @@ class Scaled(nn.Module):
 
 
 @schedules
-def test_keyword_arguments_go_to_the_first_layer_and_any_nest_is_returned(schedule):
+def test_keyword_arguments_go_to_the_first_layer_and_nested_outputs_are_returned(schedule):
     torch.manual_seed(0)
     layers = [Scaled(), nn.Linear(16, 4), lambda y: {"y": (y, y.detach() > 0), "name": "last"}]
     plain = copy.deepcopy(layers)
@@ -309,7 +309,7 @@ def test_a_backward_outside_autocast_recomputes_inside(schedule):
 
 
 class Late(nn.Module):
-    """Needs most in its backward when it has let go of its input."""
+    """Needs most memory in its backward after it has freed its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (x.repeat(4, 1) * 2.0).view(4, *x.shape).sum(0) * x
@@ -435,7 +435,7 @@ def test_layers_changed_after_planning_are_noticed(change, message):
         module(batch(8, 16))
 
 
-def test_a_module_exchanged_inside_a_layer_is_noticed():
+def test_a_module_replaced_inside_a_layer_is_noticed():
     model = nn.Sequential(nn.Sequential(nn.Linear(16, 16), nn.Tanh()), nn.Linear(16, 4))
     module = planned(model)
     model[0][1] = nn.Sigmoid()

@@ -79,7 +79,7 @@ def test_autocast_halves_what_is_passed_on():
     assert sizes(second) == (8 * 32 * 2, 32 * 32 * 2, True, False)
 
 
-def test_layers_on_one_storage_become_one():
+def test_layers_that_share_a_storage_are_merged():
     layers = [nn.Linear(16, 16), nn.Sigmoid(), nn.Flatten(), nn.Linear(16, 16), nn.ReLU(inplace=True), lambda x: x[:4]]
     chain = profile_layers(layers, (torch.ones(8, 16),), loss=mean_square)
     names = [layer.name for layer in chain.layers]
@@ -162,7 +162,7 @@ class Opaque:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (Opaque, 'layer "1.Opaque" returns a Opaque, which cannot be detached'),
+        (Opaque, 'layer "1.Opaque" returns an object of type Opaque, which cannot be detached'),
         (lambda x: x.to_sparse(), "a tensor of layout torch.sparse_coo"),
     ],
     ids=["an object", "a sparse tensor"],
@@ -177,13 +177,13 @@ def test_state_that_cannot_be_detached_is_refused(layer, message):
     [
         ([], "there are no layers"),
         (nn.Sequential(), "there are no layers"),
-        ([nn.Linear(16, 16), 3], 'layer "1" is a int, which cannot be called'),
-        (nn.Linear(16, 16), "an nn.Sequential or a list of layers, not Linear"),
-        ("model", "an nn.Sequential or a list of layers, not str"),
+        ([nn.Linear(16, 16), 3], 'layer "1" must be callable, got int'),
+        (nn.Linear(16, 16), "must be an nn.Sequential or a list of layers, got Linear"),
+        ("model", "must be an nn.Sequential or a list of layers, got str"),
     ],
     ids=["an empty list", "an empty sequential", "a number", "a module", "text"],
 )
-def test_what_is_no_sequence_of_layers_is_refused(layers, message):
+def test_anything_but_a_sequence_of_layers_is_rejected(layers, message):
     with pytest.raises(InvalidOptionError, match=message):
         profile_layers(layers, (torch.ones(8, 16),))
 
