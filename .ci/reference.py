@@ -12,7 +12,7 @@ from jinja2 import ChoiceLoader, DictLoader
 import scheduler.pytorch
 from scheduler.solvers.registry import MODULES
 
-ROOMS = (
+PAGES = (
     "scheduler",
     "scheduler.pytorch",
     "scheduler.pytorch.models.catalog",
@@ -31,23 +31,23 @@ INDEX = """{% set root_module_name = false %}{% extends "default/index.html.jinj
 <p><a href="{{ name.replace(".", "/") }}.html">{{ name }}</a><br>{{ module.docstring.split("\n")[0] }}</p>
 {% endfor %}
 </section></main>{% endblock %}"""
-"""A list of all modules: pdoc's own leads on to the first."""
+"""A list of all modules; the index of pdoc redirects to the first module instead."""
 
 MODULE = """{% extends "default/module.html.jinja2" %}{% block module_list_link %}
 <a class="pdoc-button" href="{{ "../" * module.modulename.count(".") }}index.html">All modules</a>{% endblock %}"""
-"""Every page leads back to the list."""
+"""A link from every page back to the list."""
 
 
 def build(folder: Path) -> None:
-    """Write the pages of all public names, and of every registered solver, into a folder."""
-    room = vars(scheduler.pytorch)
-    room.update({name: getattr(scheduler.pytorch, name) for name in scheduler.pytorch.__all__})  # lazy until asked for
+    """Write the pages of all public names and of every registered solver into a folder."""
+    for name in scheduler.pytorch.__all__:  # these names are loaded on first access, which pdoc does not trigger
+        setattr(scheduler.pytorch, name, getattr(scheduler.pytorch, name))
     pdoc.render.configure(docformat="numpy", show_source=False)
-    own = DictLoader({"index.html.jinja2": INDEX, "module.html.jinja2": MODULE})
-    pdoc.render.env.loader = ChoiceLoader([own, pdoc.render.env.loader])
+    templates = DictLoader({"index.html.jinja2": INDEX, "module.html.jinja2": MODULE})
+    pdoc.render.env.loader = ChoiceLoader([templates, pdoc.render.env.loader])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pdoc.pdoc(*ROOMS, *sorted(set(MODULES.values())), output_directory=folder)
+        pdoc.pdoc(*PAGES, *sorted(set(MODULES.values())), output_directory=folder)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ try:
     from scheduler.graph import Graph, Operation, Tensor
     from scheduler.graph.chain import Chain, Layer, Mode
     from scheduler.graph.formats import read_graph, write_graph
+    from scheduler.graph.networkx_graphs import from_networkx, to_networkx
     from scheduler.plan import Plan
     from scheduler.planning.frontiers import Frontier, frontier
     from scheduler.planning.pipeline import PipelineStagePlan, plan_pipeline
@@ -95,6 +96,7 @@ __all__ = [
     "UnknownSolverError",
     "UnsuitableProblemError",
     "compare",
+    "from_networkx",
     "frontier",
     "make_plan",
     "minimum_budget",
@@ -104,6 +106,7 @@ __all__ = [
     "simulate",
     "solve",
     "solver_names",
+    "to_networkx",
     "write_graph",
     "zoo",
 ]

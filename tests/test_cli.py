@@ -163,7 +163,7 @@ def test_a_model_that_cannot_be_captured_trains_by_its_layers(
     predicted, measured = report["predicted_peaks"], report["measured_peaks"]
     assert measured["live_bytes"] <= predicted["live_bytes"] <= report["budget_bytes"]
     assert predicted["allocator_bytes"] is None
-    assert report["losses"] == report["baseline_losses"]
+    assert report["losses"] == report["plain_losses"]
 
 
 def test_a_model_that_is_not_a_sequence_has_no_layers_to_trace(capsys: pytest.CaptureFixture[str]) -> None:

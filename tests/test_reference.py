@@ -1,4 +1,4 @@
-"""The API reference: README's command builds it, and every public name stands in it with its docstring."""
+"""The API reference: README's command builds it, and it shows every public name with its docstring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 
 
 class Entries(HTMLParser):
-    """The text of each entry of a page by its id; of the page itself by the empty string."""
+    """The text of each entry of a page by its id; the text of the page itself has the empty id."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def in_short(documented: object) -> str:
-    """The first paragraph of a docstring, as a page shows it."""
+def first_paragraph(documented: object) -> str:
+    """Return the first paragraph of a docstring as a page shows it."""
     return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].replace("`", "").split())
 
 
@@ -64,15 +64,15 @@ def in_short(documented: object) -> str:
 def test_every_public_name_has_its_entry_with_its_docstring(pages: Path, module: ModuleType) -> None:
     page = Path(pages, *module.__name__.split(".")).with_suffix(".html")
     texts = {name: " ".join(text.split()) for name, text in Entries(page.read_text()).texts.items()}
-    assert in_short(module) in texts[""]
+    assert first_paragraph(module) in texts[""]
     for name in module.__all__:
         public = getattr(module, name)
         if not isinstance(public, ModuleType):
-            assert len(in_short(public)) > 10
-            assert in_short(public) in texts[name]
+            assert len(first_paragraph(public)) > 10
+            assert first_paragraph(public) in texts[name]
 
 
-def test_the_index_leads_to_every_page_and_every_page_back(pages: Path) -> None:
+def test_the_index_links_to_every_page_and_every_page_links_back(pages: Path) -> None:
     index = (pages / "index.html").read_text()
     listed = set(re.findall(r'href="(scheduler[\w/]*\.html)"', index))
     assert listed == {str(page.relative_to(pages)) for page in pages.rglob("*.html")} - {"index.html"}

@@ -122,9 +122,9 @@ def _print_training(report: TrainingReport, output: str) -> None:
     plan = report.plan
     rows = [
         ("", "predicted", "measured"),
-        ("live peak, without the plan", *_pair(report.baseline.live_bytes, report.eager.live_bytes)),
+        ("live peak, without the plan", *_pair(report.baseline.live_bytes, report.plain.live_bytes)),
         ("live peak, with the plan", *_pair(report.predicted.live_bytes, report.measured.live_bytes)),
-        ("allocator peak, without", *_pair(report.baseline.allocator_bytes, report.eager.allocator_bytes)),
+        ("allocator peak, without", *_pair(report.baseline.allocator_bytes, report.plain.allocator_bytes)),
         ("allocator peak, with", *_pair(report.predicted.allocator_bytes, report.measured.allocator_bytes)),
         ("overhead in time", format_percent(plan.overhead), format_percent(report.measured_time_overhead)),
         ("overhead in FLOPs", "", format_percent(report.measured_flop_overhead)),
@@ -139,7 +139,7 @@ def _print_training(report: TrainingReport, output: str) -> None:
     for name, predicted, measured in rows:
         print(f"{name:<28}{predicted:>14}{measured:>14}")
     print(f"\n{'step':<8}{'loss, plain':>16}{'loss, with the plan':>22}")
-    for number, (plain, planned) in enumerate(zip(report.baseline_losses, report.losses, strict=True), 1):
+    for number, (plain, planned) in enumerate(zip(report.plain_losses, report.losses, strict=True), 1):
         print(f"{number:<8}{plain:>16.6f}{planned:>22.6f}")
 
 

@@ -52,25 +52,25 @@ class TrainingReport:
     plan : Plan
     predicted, measured : Peaks
         With the plan.
-    baseline, eager : Peaks
-        Without a plan: predicted for the captured step that saves everything, and measured in
-        plain eager PyTorch.
+    baseline, plain : Peaks
+        Without a plan: predicted for the save-everything schedule of the captured step, and
+        measured in plain eager PyTorch.
     measured_flop_overhead, measured_time_overhead : float
         Ratio of the step with the plan to plain eager PyTorch, minus 1; times are from
         interleaved runs.
-    losses, baseline_losses : tuple of float
-        The loss of each step, with the plan and without.
+    losses, plain_losses : tuple of float
+        The loss of each step, with the plan and in plain PyTorch.
     """
 
     plan: Plan
     predicted: Peaks
     measured: Peaks
     baseline: Peaks
-    eager: Peaks
+    plain: Peaks
     measured_flop_overhead: float
     measured_time_overhead: float
     losses: tuple[float, ...]
-    baseline_losses: tuple[float, ...]
+    plain_losses: tuple[float, ...]
 
     def to_dict(self, path: str) -> dict[str, object]:
         """Return the report as plain JSON data; `path` is where the plan was saved."""
@@ -79,7 +79,7 @@ class TrainingReport:
             "predicted_peaks": asdict(self.predicted),
             "measured_peaks": asdict(self.measured),
             "baseline_peaks": asdict(self.baseline),
-            "eager_peaks": asdict(self.eager),
+            "plain_peaks": asdict(self.plain),
             "predicted_overhead": self.plan.overhead,
             "measured_flop_overhead": self.measured_flop_overhead,
             "measured_time_overhead": self.measured_time_overhead,
@@ -88,7 +88,7 @@ class TrainingReport:
             "bound": self.plan.bound,
             "gap": self.plan.gap,
             "losses": list(self.losses),
-            "baseline_losses": list(self.baseline_losses),
+            "plain_losses": list(self.plain_losses),
             "plan": path,
         }
 
@@ -132,12 +132,12 @@ def compare_training(
     plan = make_plan(_graph_of(replace(case, module=module), costs, progress), budget, **options)
     planned = checkpointed(module, plan, case.args, case.kwargs, loss=case.loss, granularity=granularity)
     progress(f"training {steps} steps with the plan and without")
-    baseline_losses = _train(plain, case, steps, with_loss=True)
+    plain_losses = _train(plain, case, steps, with_loss=True)
     losses = _train(planned, case, steps, with_loss=False)
     progress("measuring")
     plain_step = training_step(plain, case.args, case.kwargs, loss=case.loss)
     planned_step = training_step(planned, case.args, case.kwargs)
-    eager = measure(plain_step, resident=_resident(plain, case), repeats=1)
+    measured_plain = measure(plain_step, resident=_resident(plain, case), repeats=1)
     measured = measure(planned_step, resident=_resident(module, case), repeats=3, baseline=plain_step)
     # In a chain, the workspace of a layer is live storages inside the layer, without those of operators.
     with_workspaces = granularity == "operations" and costs == "measured"
@@ -146,11 +146,11 @@ def compare_training(
         predicted=_predicted(plan.simulation, with_workspaces),
         measured=Peaks(measured.live_peak_bytes, measured.allocator_peak_bytes),
         baseline=_predicted(simulate(plan.graph, save_everything(plan.graph)), with_workspaces),
-        eager=Peaks(eager.live_peak_bytes, eager.allocator_peak_bytes),
-        measured_flop_overhead=measured.flops / eager.flops - 1 if eager.flops else 0.0,
+        plain=Peaks(measured_plain.live_peak_bytes, measured_plain.allocator_peak_bytes),
+        measured_flop_overhead=measured.flops / measured_plain.flops - 1 if measured_plain.flops else 0.0,
         measured_time_overhead=measured.overhead or 0.0,
         losses=losses,
-        baseline_losses=baseline_losses,
+        plain_losses=plain_losses,
     )
 
 
