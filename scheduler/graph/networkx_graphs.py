@@ -22,7 +22,7 @@ _SIZE_NAMES = ("size_bytes", "out_cost", "cost_ram", "memory", "size")
 _END_NAMES = (("source", "target"), ("0", "1"), ("from", "to"))
 
 
-def to_networkx(graph: Graph) -> networkx.DiGraph[str]:
+def to_networkx(graph: Graph) -> networkx.DiGraph:
     """Return a bipartite graph: nodes "operation:NAME" and "tensor:NAME", edges along the data.
 
     Each node carries the fields of its operation or tensor; the graph carries the rest.
@@ -31,7 +31,7 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[str]:
     import networkx
 
     data = graph.to_dict()
-    result: networkx.DiGraph[str] = networkx.DiGraph(
+    result: networkx.DiGraph = networkx.DiGraph(
         **{key: data[key] for key in ("name", "time_unit", "resident", "results", "required")}
     )
     for tensor in graph.tensors:
@@ -65,7 +65,7 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[str]:
     return result
 
 
-def from_networkx(graph: networkx.DiGraph[object], *, time: str | None = None, size_bytes: str | None = None) -> Graph:
+def from_networkx(graph: networkx.DiGraph, *, time: str | None = None, size_bytes: str | None = None) -> Graph:
     """Return the graph that `to_networkx` made, or one operation for each node of any other.
 
     Parameters
@@ -87,7 +87,7 @@ def from_networkx(graph: networkx.DiGraph[object], *, time: str | None = None, s
     return _one_operation_per_node(graph, time=time, size_bytes=size_bytes)
 
 
-def _from_bipartite(graph: networkx.DiGraph[object]) -> Graph:
+def _from_bipartite(graph: networkx.DiGraph) -> Graph:
     tensors = [
         Tensor(fields["name"], fields["size_bytes"], fields["storage"], role=fields["role"])
         for _, fields in graph.nodes(data=True)
@@ -117,7 +117,7 @@ def _from_node_link(data: dict[str, object], *, time: str | None, size_bytes: st
             f'neither a "{GRAPH_FORMAT}" file nor node-link JSON: it has {sorted(map(str, data))},'
             ' and node-link JSON has "nodes" and "links"'
         )
-    graph: networkx.DiGraph[object] = networkx.DiGraph()
+    graph: networkx.DiGraph = networkx.DiGraph()
     own = data.get("graph")
     if isinstance(own, dict):
         graph.graph.update(own)
@@ -140,7 +140,7 @@ def _from_node_link(data: dict[str, object], *, time: str | None, size_bytes: st
     return _one_operation_per_node(graph, time=time, size_bytes=size_bytes)
 
 
-def _one_operation_per_node(graph: networkx.DiGraph[object], *, time: str | None, size_bytes: str | None) -> Graph:
+def _one_operation_per_node(graph: networkx.DiGraph, *, time: str | None, size_bytes: str | None) -> Graph:
     import networkx
 
     if not graph.is_directed():
@@ -200,7 +200,7 @@ def _attribute(asked: str | None, known: tuple[str, ...], found: set[str], what:
     return name
 
 
-def _input_order(order: object, graph: networkx.DiGraph[object]) -> list[object]:
+def _input_order(order: object, graph: networkx.DiGraph) -> list[object]:
     nodes = set(graph.nodes)
     if not isinstance(order, (list, tuple)):
         raise GraphFormatError(f'"order" of the graph is a list of nodes, not {type(order).__name__}')
@@ -210,7 +210,7 @@ def _input_order(order: object, graph: networkx.DiGraph[object]) -> list[object]
     return listed
 
 
-def _unique_names(graph: networkx.DiGraph[object], order: list[object]) -> dict[object, str]:
+def _unique_names(graph: networkx.DiGraph, order: list[object]) -> dict[object, str]:
     own = {node: str(graph.nodes[node].get("name", node)) for node in order}
     if len(set(own.values())) == len(own):
         return own
