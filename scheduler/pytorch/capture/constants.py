@@ -29,7 +29,7 @@ def find_constants(core: nn.Module, loss: object) -> Iterator[tuple[str, tuple[s
     Parameters
     ----------
     core : nn.Module
-        Model (`module`) and loss (`loss`), or what TorchDynamo captured of them.
+        Model (`module`) and loss (`loss`), or the module that TorchDynamo captured of both.
     loss : callable or None
     """
     for path, owner in core.named_modules():

@@ -71,7 +71,7 @@ class Trials:
     def times(self, seconds: float = _MEASURING_SECONDS) -> list[float | None]:
         """Return the shortest time of each call in seconds, None for a call that cannot be run alone.
 
-        The time includes freeing what the call returned.
+        The time includes freeing the outputs of the call.
 
         Parameters
         ----------
@@ -180,8 +180,8 @@ class _Trial:
     def run_and_count(self) -> None:
         """Run the call, and count the bytes that it returns."""
         given = _storages((self.args, self.kwargs))
-        made = _storages(self.run())
-        self.output_bytes = sum(size for key, size in made.items() if key not in given)
+        returned = _storages(self.run())
+        self.output_bytes = sum(size for key, size in returned.items() if key not in given)
 
 
 class _Data:

@@ -104,7 +104,7 @@ def test_an_optimizer_whose_state_cannot_be_found_is_refused_with_what_to_do():
     wrapper.inner = AdamW(model.parameters())
     with pytest.raises(InvalidOptionError, match="wraps another optimizer"):
         traced(model, optimizer=wrapper)
-    with pytest.raises(InvalidBudgetError, match="negative"):
+    with pytest.raises(InvalidBudgetError, match="must be >= 0, got -1"):
         traced(model, reserve=-1)
 
 

@@ -1,4 +1,4 @@
-"""A training step as a module whose only inputs are distinct tensors, which is what AOTAutograd exports."""
+"""A training step in the form that AOTAutograd exports: a module whose inputs are distinct tensors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FlatStep(nn.Module):
     Parameters
     ----------
     core : nn.Module
-        The model with its loss, or what TorchDynamo captured of them.
+        The model with its loss, or the module that TorchDynamo captured of both.
     signature : Signature
         The structure of the arguments.
     loss : callable or None
@@ -52,7 +52,7 @@ class FlatStep(nn.Module):
     output_spec, output_leaves
         Structure of the outputs of the latest run, and their leaves with `TENSOR` for each tensor.
     copied_outputs : list of int
-        Outputs of the latest run that are copies of what `core` returned.
+        Positions of the outputs of the latest run that are copies of those of `core`.
     """
 
     def __init__(self, core: nn.Module, signature: Signature, loss: object) -> None:
@@ -127,7 +127,7 @@ class FlatStep(nn.Module):
         return outputs
 
     def constants_read_and_replaced(self, exported: fx.GraphModule) -> list[str]:
-        """Return the names of constants that the exported step reads and whose place forward gives another tensor."""
+        """Return the names of constants that the exported step reads although forward replaces them."""
         placeholders = exported.graph.find_nodes(op="placeholder")
         read = {getattr(node.meta["desc"], "target", None) for node in placeholders if node.users}
         return [self.sources[attribute].names[0] for attribute in sorted(self._replaced & read)]

@@ -86,7 +86,7 @@ def export_joint(
 
 
 def export_graph(module: fx.GraphModule, args: Sequence[object]) -> Joint:
-    """Return the joint graph of what TorchDynamo captured, and of its backward.
+    """Return the joint graph of a graph that TorchDynamo captured, and of its backward.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def _outputs_and_mutations(
 
 
 def _check_module(module: object, tensors: Sequence[Tensor]) -> None:
-    """Refuse what certainly cannot be captured, before any tracing."""
+    """Refuse, before any tracing, a module that certainly cannot be captured."""
     if not isinstance(module, nn.Module):
         raise CaptureError(f"the model must be an nn.Module, got {type(module).__name__}: wrap the function in one")
     if not any(tensor.requires_grad for tensor in (*module.parameters(), *tensors)):
@@ -241,7 +241,7 @@ def _check_state(
     changed = {name: value for name, value in attributes.changed().items() if not isinstance(value, Tensor)}
     if any(map(is_number, changed.values())) and route == "direct":
         again = _export(step, tensors)
-        if again.code == exported.code:  # the numbers have changed once more without effect: forward only counts
+        if again.code == exported.code:  # the numbers have changed once more without any effect
             changed = {name: value for name, value in changed.items() if not is_number(value)}
     if names := [*changed, *step.constants_read_and_replaced(exported)]:
         raise CaptureError(describe_kept(names))

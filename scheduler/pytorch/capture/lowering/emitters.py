@@ -121,8 +121,8 @@ class Emitter:
         """Run an operator, after saving the generator's state if it is random."""
         variant = self._analysis.variants[node]
         name, layer = self._name_and_layer(node)
-        draws, meets = is_random(node), is_collective(node)
-        state = self._random_state(node, phase) if draws and not self._joint.functional else None
+        random, collective = is_random(node), is_collective(node)
+        state = self._random_state(node, phase) if random and not self._joint.functional else None
         inputs = self._inputs(node, state, phase)
         outputs = self._call_outputs(node, name, variant)
         call = Call(
@@ -136,22 +136,22 @@ class Emitter:
             device=None if state is None else state.device,
             batch_norm=variant.batch_norm,
         )
-        made = [tensor for tensor in outputs if tensor is not None]
+        produced = [tensor for tensor in outputs if tensor is not None]
         if state is not None:
             self._random_token = self._builder.add_token(f"rng token {self._random_calls}", role="random state")
-            made.append(self._random_token)
-        if meets and not self._joint.functional:
+            produced.append(self._random_token)
+        if collective and not self._joint.functional:
             inputs += [] if self._collective_token is None else [self._collective_token]
             self._collective_token = self._builder.add_token(f"{name}:done")
-            made.append(self._collective_token)
-        can_replay = not draws or (phase == "forward" and state is not None)
+            produced.append(self._collective_token)
+        can_replay = not random or (phase == "forward" and state is not None)
         self._builder.add_operation(
             name,
             call,
             inputs,
-            made,
+            produced,
             phase=phase,
-            repeatable=variant.repeatable and can_replay and not meets,
+            repeatable=variant.repeatable and can_replay and not collective,
             required=state is not None or variant.batch_norm is not None,
             layer=layer,
             kind="" if variant.batch_norm is None else "batch norm update",
@@ -222,8 +222,8 @@ class Emitter:
             strides.append(tuple(value.stride()))
         self._backward_token = self._builder.add_token("backward token")
         instruction = Tangents(tuple(outputs), tuple(self._tangents), tuple(strides))
-        made = [*self._tangents, self._backward_token]
-        self._builder.add_operation("tangents", instruction, [], made, phase="backward", kind="tangents")
+        produced = [*self._tangents, self._backward_token]
+        self._builder.add_operation("tangents", instruction, [], produced, phase="backward", kind="tangents")
 
     def accumulate(self, group: tuple[int, ...]) -> None:
         """Add a group of gradients to existing ones."""
