@@ -271,8 +271,8 @@ class _Stage:
         known = min(self.peak_bytes(simulated) for simulated in found)
         return BudgetTooSmallError(
             f"{name}: {'no schedule' if is_proven else 'no plan found'} fits {format_bytes(budget_bytes)} with"
-            f" {self.in_flight} microbatches in flight. One of {format_bytes(known)} ({known} bytes) is known; between"
-            " the two nothing is proven. Raise the budget, let fewer be in flight, use smaller microbatches, or move"
-            " layers to another stage.",
+            f" {self.in_flight} microbatches in flight. The smallest known plan needs {format_bytes(known)}; whether a"
+            f" smaller one exists is open. Set the budget to {known} bytes, let fewer microbatches be in flight, use"
+            " smaller ones, or move layers to another stage.",
             proven=is_proven,
         )
