@@ -37,7 +37,7 @@ try:
     from scheduler.simulator import Simulation, simulate
     from scheduler.solution import Proposal, Solution, Status
     from scheduler.solvers.deadline import Deadline
-    from scheduler.solvers.registry import solver_names
+    from scheduler.solvers.registry import register_solver, solver_names
     from scheduler.solvers.revolve.solver import revolve_actions
 except ModuleNotFoundError as error:
     # Without a needed package, the import still succeeds so that the command line runs: every name raises instead.
@@ -102,6 +102,7 @@ __all__ = [
     "minimum_budget",
     "plan_pipeline",
     "read_graph",
+    "register_solver",
     "revolve_actions",
     "simulate",
     "solve",

@@ -1,0 +1,1 @@
+"""Solvers, one family per module or folder; `registry` finds them by name."""

@@ -1,12 +1,13 @@
-"""Solvers by name; none is imported until it is asked for."""
+"""Find solvers by name; a solver's module is imported when it is first used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol, cast
 
-from scheduler.errors import MissingExtraError, UnknownSolverError
+from scheduler.errors import InvalidOptionError, MissingExtraError, UnknownSolverError
 from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
@@ -19,9 +20,9 @@ MODULES: dict[str, str] = {
     "revolve": "scheduler.solvers.revolve.solver",
     "mixed": "scheduler.solvers.revolve.mixed",
     "greedy": "scheduler.solvers.greedy",
-    "ilp": "scheduler.solvers.ilp.solver",
-    "anneal": "scheduler.solvers.anneal.solver",
-    "hierarchical": "scheduler.solvers.hierarchical.solver",
+    "ilp": "scheduler.solvers.ilp",
+    "anneal": "scheduler.solvers.anneal",
+    "hierarchical": "scheduler.solvers.hierarchical",
     "checkmate": "scheduler.solvers.baselines.checkmate",
     "kusumoto": "scheduler.solvers.baselines.kusumoto",
     "dp": "scheduler.solvers.dp.solver",
@@ -29,44 +30,84 @@ MODULES: dict[str, str] = {
     "knapsack": "scheduler.solvers.baselines.knapsack",
     "auto": "scheduler.solvers.auto",
 }
-"""A new solver is one file with a `propose` function, and one line here."""
+"""The solvers of this package. A new one is a module with a `propose` function, and one line here."""
 
 
 class Propose(Protocol):
-    """What every solver module offers under the name `propose`."""
+    """The type of every solver: a function named `propose`."""
 
     def __call__(self, problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-        """Return the best schedule found and what is proven, by the deadline."""
+        """Return the best schedule found and the bounds proven by the deadline."""
 
 
 Report = Callable[[Proposal], None]
-"""Told by a search what it has so far, so that others beside it know."""
+"""Callback for the intermediate results of a search."""
+
+REGISTERED: dict[str, Propose] = {}
+"""The solvers added by `register_solver`."""
 
 
-def to_nobody(_: Proposal) -> None:
-    """Report to nobody."""
+def ignore_report(_: Proposal) -> None:
+    """Ignore an intermediate result."""
 
 
 def solver_names() -> tuple[str, ...]:
-    """Return the names of all registered solvers."""
-    return tuple(MODULES)
+    """Return the names of all solvers, registered ones included."""
+    return (*MODULES, *REGISTERED)
+
+
+def register_solver(name: str, propose: Propose) -> None:
+    """Add a solver under a new name, for `solve` and all other functions that take a solver's name.
+
+    Parameters
+    ----------
+    name : str
+    propose : callable
+        Called as `propose(problem, deadline=deadline, seed=seed)`; returns a `Proposal`. Its
+        schedule is simulated and its status is computed, but its bounds are trusted.
+
+    Raises
+    ------
+    InvalidOptionError
+        If the name is empty or already taken, or `propose` is not callable.
+
+    Notes
+    -----
+    The registration applies to this process only; a worker process must repeat it.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidOptionError(f"name must be a non-empty str, got {name!r}")
+    if not callable(propose):
+        raise InvalidOptionError(f"propose must be a function, got {propose!r}")
+    if name in solver_names():
+        raise InvalidOptionError(f'a solver named "{name}" is already registered: choose another name')
+    REGISTERED[name] = propose
 
 
 def load_solver(name: str) -> Propose:
-    """Return the `propose` function of the solver of that name.
+    """Return the `propose` function of a solver.
 
     Raises
     ------
     UnknownSolverError
         If no solver has that name.
     MissingExtraError
-        If what it builds on is not installed.
+        If a package that the solver needs is not installed.
     """
+    if name in REGISTERED:
+        return REGISTERED[name]
     if name not in MODULES:
-        raise UnknownSolverError(f'unknown solver "{name}"; known are {", ".join(MODULES)}')
-    try:
+        raise UnknownSolverError(f'unknown solver "{name}"; known are {", ".join(solver_names())}')
+    with missing_package_explained(name):
         return cast(Propose, import_module(MODULES[name]).propose)
+
+
+@contextmanager
+def missing_package_explained(solver: str) -> Iterator[None]:
+    """Turn a failed import of a package that a solver needs into a `MissingExtraError`."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            f'"{name}" needs {error.name}, which is not installed: pip install --force-reinstall checkpoint-scheduler'
+            f'"{solver}" needs {error.name}, which is not installed: pip install --force-reinstall checkpoint-scheduler'
         ) from error

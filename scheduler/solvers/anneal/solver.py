@@ -33,7 +33,7 @@ from scheduler.solvers.anneal.state import (
 )
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.greedy import GreedySearch
-from scheduler.solvers.registry import Report, to_nobody
+from scheduler.solvers.registry import Report, ignore_report
 
 WALKERS = 2
 FIRST_ROUND = 200
@@ -74,7 +74,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
 
 def search(
-    problem: Problem, *, deadline: Deadline, seed: int, walkers: int = WALKERS, report: Report = to_nobody
+    problem: Problem, *, deadline: Deadline, seed: int, walkers: int = WALKERS, report: Report = ignore_report
 ) -> Proposal:
     """Do as `propose` does, with that many walkers, each in a thread of its own, and report what each round betters."""
     found = _Search(problem, walkers, report)
@@ -208,7 +208,7 @@ def _mean(values: Ints | Floats) -> float:
 class _Search:
     """The best schedule simulated so far, and the rounds that better it."""
 
-    def __init__(self, problem: Problem, walkers: int = WALKERS, report: Report = to_nobody) -> None:
+    def __init__(self, problem: Problem, walkers: int = WALKERS, report: Report = ignore_report) -> None:
         self.problem = problem
         self.count = walkers
         self.report = report

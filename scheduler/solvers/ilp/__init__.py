@@ -1,0 +1,5 @@
+"""The solver `ilp`: an integer program with lazily generated cuts."""
+
+from scheduler.solvers.ilp.solver import propose
+
+__all__ = ["propose"]

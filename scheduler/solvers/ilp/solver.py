@@ -16,7 +16,7 @@ from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.greedy import GreedySearch
 from scheduler.solvers.ilp.relaxation import CutRelaxation, Precedence
-from scheduler.solvers.registry import Report, to_nobody
+from scheduler.solvers.registry import Report, ignore_report
 from scheduler.solvers.walk import Walk
 
 CLOSED = 1e-7
@@ -54,7 +54,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     return search(problem, deadline=deadline, seed=seed)
 
 
-def search(problem: Problem, *, deadline: Deadline, seed: int, report: Report = to_nobody) -> Proposal:
+def search(problem: Problem, *, deadline: Deadline, seed: int, report: Report = ignore_report) -> Proposal:
     """Do as `propose` does, and report each bound as soon as it is proven."""
     count = len(problem.graph.operations)
     if count > MOST_OPERATIONS:
