@@ -1,7 +1,9 @@
-"""The smallest peak: of what is known, and no further than the budget asks."""
+"""Check the smallest peak, and that the search for it ends at the budget."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -22,13 +24,13 @@ Search = Callable[[Problem, Deadline], tuple[int, Schedule]]
 
 
 @EITHER
-def test_without_a_budget_the_least_peak_is_found(search: Search) -> None:
+def test_without_a_budget_the_smallest_peak_is_found(search: Search) -> None:
     peak, schedule = search(Problem(GRAPH, 0), Deadline(2.0))
     assert peak == sc.simulate(GRAPH, schedule).peak_bytes == LEAST
 
 
 @EITHER
-def test_a_schedule_within_the_budget_is_small_enough(search: Search) -> None:
+def test_the_search_ends_at_a_schedule_within_the_budget(search: Search) -> None:
     whole = Problem(GRAPH, 0).baseline.peak_bytes
     assert search(Problem(GRAPH, whole), Deadline(2.0)) == (whole, save_everything(GRAPH))
     assert search(Problem(GRAPH, whole - 1), Deadline(2.0))[0] < whole
@@ -38,3 +40,30 @@ def test_a_schedule_within_the_budget_is_small_enough(search: Search) -> None:
 def test_a_start_within_the_budget_ends_the_search(search: Search) -> None:
     _, start = smallest_peak(Problem(GRAPH, 0), Deadline(2.0))
     assert search(Problem(GRAPH, LEAST, starts=(start,)), Deadline(1e-9)) == (LEAST, start)
+
+
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = None
+import scheduler as sc
+chain = sc.zoo.uniform_chain(4)
+for call in (
+    lambda: sc.solve(chain, "60%", solver="save-all"),
+    lambda: sc.make_plan(chain, "60%"),
+    lambda: sc.minimum_budget(chain),
+):
+    try:
+        call()
+    except sc.MissingExtraError as error:
+        assert "needs numba, which is not installed: pip install" in str(error), error
+    else:
+        raise SystemExit("numba was not needed")
+print(sc.solve(chain, "100%", solver="save-all").status.name)
+"""
+
+
+def test_without_numba_the_missing_package_is_named() -> None:
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_NUMBA], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    # The bound is the least time, which needs no solver.
+    assert ran.stdout == "OPTIMAL\n"
