@@ -1,4 +1,4 @@
-"""The default: the fast methods first, then those that prove and those that search, side by side."""
+"""The default solver: fast methods first, then proof and search at the same time."""
 
 from __future__ import annotations
 
@@ -21,163 +21,317 @@ from scheduler.solvers.ilp import solver as ilp
 from scheduler.solvers.registry import Propose, load_solver
 from scheduler.solvers.smallest_peak import smallest_peak, squeeze
 
-QUICK = ("save-all", "greedy", "segments")
-PARTS = ("dp", *QUICK, "ilp", "hierarchical", "anneal")
-WORTH_CUTTING, DEEP, VERY_DEEP = 500, 3_000, 30_000
-"""Operations from which on `hierarchical` helps, comes first, and from which on nothing else is of use."""
-SHARE_OF_BLOCKS = 0.2
-"""Of the time, where `ilp` did not end the matter by itself."""
-HEAD_START, SHARE_OF_HEAD_START = 4.0, 0.4
-"""Seconds, and share of the time, that `ilp` has alone: mostly it needs no more."""
-SHORT = 25.0
-"""Seconds; with less, annealing leaves `ilp` a core of its own."""
-SHARE_OF_FIRST_ROUND = 0.9
-LEAST_SECOND_LOOK, SECOND_LOOK = 1.0, 2.0
-"""For other schedules, once the search space of the answer is settled: seconds, and times what that took."""
-WORTH_A_LOOK, WORTH_ALL_OF_IT = 1e-4, 5e-3
-"""Shares of the step's time that other schedules may save at most: for less than the first none is looked for
-then, for less than the second little longer than the least."""
+
+@dataclass(frozen=True)
+class AutoSettings:
+    """When `auto` uses which solver, and for how long.
+
+    Attributes
+    ----------
+    quick_solvers : tuple of str
+        Solvers that answer in milliseconds to seconds.
+    hierarchical_operations : int
+        From so many operations on, `hierarchical` runs if `ilp` has not finished alone.
+    hierarchical_first_operations : int
+        From so many operations on, `hierarchical` runs first.
+    hierarchical_only_operations : int
+        From so many operations on, no other solver runs if `hierarchical` finds a schedule.
+    first_round_share : float
+        Share of the time limit for everything but the last search.
+    hierarchical_share : float
+        Share of the remaining time for `hierarchical` if it does not run first.
+    ilp_alone_seconds, ilp_alone_share : float
+        `ilp` runs alone for the shorter one of these; it usually needs no more.
+    two_walkers_seconds : float
+        With less time left, `anneal` uses one thread, so that `ilp` has a core of its own.
+    other_orders_least_seconds : float
+        Least time for schedules outside the search space of an answer that is optimal in it.
+    other_orders_ratio : float
+        Further time for them, as a multiple of the time until that answer was proven.
+    other_orders_least_gain, other_orders_full_gain : float
+        Shares of the step's time that another schedule may save at most. Below the first, none is
+        searched for; from the second on, the further time is granted in full, in between in
+        proportion.
+    """
+
+    quick_solvers: tuple[str, ...] = ("save-all", "greedy", "segments")
+    hierarchical_operations: int = 500
+    hierarchical_first_operations: int = 3_000
+    hierarchical_only_operations: int = 30_000
+    first_round_share: float = 0.9
+    hierarchical_share: float = 0.2
+    ilp_alone_seconds: float = 4.0
+    ilp_alone_share: float = 0.4
+    two_walkers_seconds: float = 25.0
+    other_orders_least_seconds: float = 1.0
+    other_orders_ratio: float = 2.0
+    other_orders_least_gain: float = 1e-4
+    other_orders_full_gain: float = 5e-3
+
+
+SETTINGS = AutoSettings()
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-    """Return the best answer of several solvers, with the best bounds of all.
+    """Return the best answer of several solvers, with the best bounds of all of them.
 
-    Chains go to `dp`, whose answer stands unless another solver beats it. Otherwise the
-    quick methods give a first answer, `ilp` proves it or finds a better one, and where a
-    gap remains `hierarchical`, if the graph falls apart, and `anneal` search beside it, and once
-    more from the best of all. Deep networks go to `hierarchical` first, and there the matter ends
-    where it proves its answer.
+    The stages are in `STAGES`; `print(*STAGES, sep="\\n")` shows them. Chains go to `dp` first.
+    Otherwise the quick methods give a first answer, and `ilp` proves it or finds a better one.
+    Where a gap remains, `hierarchical` and `anneal` search as well. Deep networks go to
+    `hierarchical` first, which is the last stage if it proves its answer.
 
     Guarantee: never worse than its parts in the time that each has, and a schedule wherever
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
-    always. Memory: at most 768 MiB and 8 KiB an operation.
+    always. Cost: the time limit, or less if the answer is proven. Memory: at most 768 MiB and
+    8 KiB an operation.
     """
-    best = _Best(problem)
-    if problem.chain is not None:
-        best.ask("dp", deadline, seed, SHARE_OF_FIRST_ROUND)
-        deadline = best.second_look(deadline)
-    search = deadline.within(SHARE_OF_FIRST_ROUND * deadline.remaining)
-    operations = len(problem.graph.operations)
-    if problem.chain is None and operations >= DEEP:
-        best.ask("hierarchical", search, seed)
-        if best.schedule is not None and (best.settled or operations >= VERY_DEEP):
-            return best.proposal()
-    for name in QUICK:
-        best.ask(name, search, seed)
-    if best.schedule is None and not best.finished:
-        best.offer(smallest_peak(problem, search)[1])
-    with ThreadPoolExecutor(2) as pool:
-        proof = pool.submit(best.search, ilp.search, search, seed)
-        wait([proof], timeout=min(HEAD_START, SHARE_OF_HEAD_START * search.remaining))
-        if not proof.done():
-            if problem.chain is None and WORTH_CUTTING <= operations < DEEP:
-                best.ask("hierarchical", search, seed, SHARE_OF_BLOCKS)
-            walkers = 1 if search.remaining < SHORT else anneal.WALKERS
-            walk = pool.submit(best.search, partial(anneal.search, walkers=walkers), search, seed)
-            wait([proof])
-            wait([walk], timeout=min(best.second_look(search).remaining, TIMEOUT_MAX))
-            search.stop()
-            walk.result()
-        proof.result()
-    best.search(anneal.search, best.second_look(deadline), seed + 1)
-    if best.schedule is None and not best.finished:
-        best.offer(squeeze(problem, deadline)[1], "any order")
-    return best.proposal()
+    policy = _Policy(problem, deadline, seed, SETTINGS)
+    for stage in STAGES:
+        stage.act(policy)
+        if policy.ended:
+            break
+    return policy.best.proposal()
 
 
-@dataclass
-class _Best:
-    """The best answer so far, and all that is proven."""
+class _Incumbent:
+    """The best schedule so far and all proven bounds; safe to update from several threads.
 
-    problem: Problem
-    schedule: Schedule | None = None
-    space: str = "input order"
-    time: float = math.inf
-    bounds: dict[str, float] = field(default_factory=dict)
-    global_bound: float = 0.0
-    infeasible: bool = False
-    messages: list[str] = field(default_factory=list)
-    cuts: tuple[int, ...] = ()
-    begun: float = field(default_factory=clock.now)
-    end: float = math.inf
-    """Of the second look, once there is one."""
-    _lock: Lock = field(default_factory=Lock)
+    Attributes
+    ----------
+    schedule : Schedule or None
+    search_space : str
+        The search space of the schedule.
+    time : float
+        The time of the schedule; inf if there is none.
+    bounds : dict of str to float
+        Proven lower bound on time within each search space.
+    global_bound : float
+        Proven lower bound on time over all schedules.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.schedule: Schedule | None = None
+        self.search_space = "input order"
+        self.time = math.inf
+        self.bounds: dict[str, float] = {}
+        self.global_bound = 0.0
+        self.infeasible = False
+        self.messages: list[str] = []
+        self.cuts: tuple[int, ...] = ()
+        self._lock = Lock()
 
     @property
-    def settled(self) -> bool:
-        """Whether the answer is proven optimal in its own search space."""
-        return relative_gap(self.time, max(self.bounds.get(self.space, 0.0), self.global_bound)) <= TOLERANCE
-
-    def second_look(self, deadline: Deadline) -> Deadline:
-        """Return the time for what lies outside the search space of the answer: short once that is settled."""
-        if not self.settled:
-            return deadline
-        gain, now = relative_gap(self.time, self.global_bound), clock.now()
-        if gain <= WORTH_A_LOOK:
-            return deadline.within(0.0)
-        more = SECOND_LOOK * (now - self.begun) * min(1.0, gain / WORTH_ALL_OF_IT)
-        self.end = min(self.end, now + LEAST_SECOND_LOOK + more)
-        return deadline.within(self.end - now)
+    def is_optimal(self) -> bool:
+        """Whether the schedule is proven optimal in its own search space."""
+        bound = max(self.bounds.get(self.search_space, 0.0), self.global_bound)
+        return relative_gap(self.time, bound) <= TOLERANCE
 
     @property
-    def finished(self) -> bool:
-        """Whether nothing better can come."""
+    def is_final(self) -> bool:
+        """Whether nothing better can be found."""
         if self.infeasible or relative_gap(self.time, max(self.global_bound, self.problem.least_time)) <= TOLERANCE:
             return True
-        return not self.problem.reorder and self.space == "input order" and self.settled
+        return not self.problem.reorder and self.search_space == "input order" and self.is_optimal
 
-    def ask(self, name: str, deadline: Deadline, seed: int, share: float = 1.0) -> None:
-        """Take over what the solver of that name finds and proves in a share of the time."""
-        self.take(load_solver(name), deadline, seed, share)
-
-    def take(self, propose: Propose, deadline: Deadline, seed: int, share: float = 1.0) -> None:
-        """Take over what a solver finds and proves in a share of the time, unless all is done or time is up."""
-        if self.finished or deadline.passed:
-            return
-        starts = self.problem.starts if self.schedule is None else (self.schedule, *self.problem.starts)
-        part = deadline.within(share * deadline.remaining)
-        with suppress(UnsuitableProblemError):
-            proposal = propose(replace(self.problem, starts=starts), deadline=part, seed=seed)
-            self.messages += proposal.messages
-            self.cuts = self.cuts or proposal.cuts
-            self.hear(proposal, deadline)
-
-    def search(self, search: Callable[..., Proposal], deadline: Deadline, seed: int) -> None:
-        """Take over what a search finds and proves, while it goes on."""
-        self.take(partial(search, report=partial(self.hear, deadline=deadline)), deadline, seed)
-
-    def hear(self, proposal: Proposal, deadline: Deadline) -> None:
-        """Take over what is found and proven; whatever finishes the matter stops those who share the deadline."""
+    def update(self, proposal: Proposal) -> None:
+        """Take over what is better in a proposal, be it the schedule or a bound."""
         with self._lock:
-            self.bounds[proposal.search_space] = max(self.bounds.get(proposal.search_space, 0.0), proposal.bound)
+            space = proposal.search_space
+            self.bounds[space] = max(self.bounds.get(space, 0.0), proposal.bound)
             self.global_bound = max(self.global_bound, proposal.global_bound)
             self.infeasible = self.infeasible or proposal.infeasible
-            self.offer(proposal.schedule, proposal.search_space)
-            if self.finished:
-                deadline.stop()
+            self.offer(proposal.schedule, space)
+
+    def annotate(self, proposal: Proposal) -> None:
+        """Take over the messages and the cuts of a finished solver."""
+        with self._lock:
+            self.messages += proposal.messages
+            self.cuts = self.cuts or proposal.cuts
 
     def offer(self, schedule: Schedule | None, space: str = "input order") -> None:
-        """Judge a schedule, and keep it if it fits and is faster."""
+        """Simulate a schedule, and keep it if it fits and is faster."""
         if schedule is None:
             return
-        simulated = simulate(self.problem.graph, schedule)
+        simulation = simulate(self.problem.graph, schedule)
         if space == "any order" and follows_input_order(self.problem.graph, schedule):
             space = "input order"
-        # Of equal answers, one in the input order has the stronger bounds.
-        rank, own_rank = (simulated.time, space == "any order"), (self.time, self.space == "any order")
-        if simulated.peak_bytes <= self.problem.budget_bytes and rank < own_rank:
-            self.schedule, self.time, self.space = schedule, simulated.time, space
+        # Of equally fast schedules, one in the input order has the stronger bounds.
+        rank = (simulation.time, space == "any order")
+        own_rank = (self.time, self.search_space == "any order")
+        if simulation.peak_bytes <= self.problem.budget_bytes and rank < own_rank:
+            self.schedule, self.time, self.search_space = schedule, simulation.time, space
 
     def proposal(self) -> Proposal:
-        """Return the best answer with the bounds of its search space."""
-        bound = max(self.bounds.get(self.space, 0.0), self.global_bound)
-        schedule = None if self.infeasible else self.schedule
+        """Return the schedule with the bounds of its search space."""
         return Proposal(
-            schedule,
-            self.space,
-            bound,
+            None if self.infeasible else self.schedule,
+            self.search_space,
+            max(self.bounds.get(self.search_space, 0.0), self.global_bound),
             self.global_bound,
             infeasible=self.infeasible,
             messages=tuple(self.messages),
             cuts=self.cuts,
         )
+
+
+class _Policy:
+    """The policy on one problem: which solver runs when, and for how long.
+
+    Attributes
+    ----------
+    deadline : Deadline
+        The time limit; earlier once the answer of `dp` is optimal in its search space.
+    first_round : Deadline
+        The deadline of everything but the last search.
+    ended : bool
+        Whether the remaining stages are skipped.
+    """
+
+    def __init__(self, problem: Problem, deadline: Deadline, seed: int, settings: AutoSettings) -> None:
+        self.problem, self.seed, self.settings = problem, seed, settings
+        self.best = _Incumbent(problem)
+        self.deadline = deadline
+        self.first_round = self._share_of(deadline, settings.first_round_share)
+        self.ended = False
+        self._started = clock.now()
+        self._other_orders_end = math.inf
+
+    def solve_chain(self) -> None:
+        """Run `dp` on a chain."""
+        if self.problem.chain is not None:
+            self._ask("dp", self.deadline, share=self.settings.first_round_share)
+            self.deadline = self._for_other_orders(self.deadline)
+            self.first_round = self._share_of(self.deadline, self.settings.first_round_share)
+
+    def solve_deep_network(self) -> None:
+        """Run `hierarchical` on a large graph, and end if it proves its answer."""
+        operations = len(self.problem.graph.operations)
+        if self.problem.chain is None and operations >= self.settings.hierarchical_first_operations:
+            self._ask("hierarchical", self.first_round)
+            enough = self.best.is_optimal or operations >= self.settings.hierarchical_only_operations
+            self.ended = self.best.schedule is not None and enough
+
+    def try_quick_solvers(self) -> None:
+        """Run the quick solvers."""
+        for name in self.settings.quick_solvers:
+            self._ask(name, self.first_round)
+
+    def find_smallest_peak(self) -> None:
+        """Look for the smallest peak if no schedule fits so far."""
+        if self.best.schedule is None and not self.best.is_final:
+            self.best.offer(smallest_peak(self.problem, self.first_round)[1])
+
+    def prove_and_search(self) -> None:
+        """Run `ilp` alone; if that takes long, `hierarchical` and `anneal` at the same time."""
+        settings, limit = self.settings, self.first_round
+        with ThreadPoolExecutor(2) as pool:
+            proof = pool.submit(self._search, ilp.search, limit, self.seed)
+            wait([proof], timeout=min(settings.ilp_alone_seconds, settings.ilp_alone_share * limit.remaining))
+            if not proof.done():
+                operations = len(self.problem.graph.operations)
+                deep = settings.hierarchical_operations <= operations < settings.hierarchical_first_operations
+                if self.problem.chain is None and deep:
+                    self._ask("hierarchical", limit, share=settings.hierarchical_share)
+                walkers = 1 if limit.remaining < settings.two_walkers_seconds else anneal.WALKERS
+                walk = pool.submit(self._search, partial(anneal.search, walkers=walkers), limit, self.seed)
+                wait([proof])
+                wait([walk], timeout=min(self._for_other_orders(limit).remaining, TIMEOUT_MAX))
+                limit.stop()
+                walk.result()
+            proof.result()
+
+    def search_from_the_best(self) -> None:
+        """Run `anneal` once more, from the best schedule of all."""
+        self._search(anneal.search, self._for_other_orders(self.deadline), self.seed + 1)
+
+    def squeeze_peak(self) -> None:
+        """Look harder for the smallest peak if no schedule fits so far."""
+        if self.best.schedule is None and not self.best.is_final:
+            self.best.offer(squeeze(self.problem, self.deadline)[1], "any order")
+
+    def _for_other_orders(self, deadline: Deadline) -> Deadline:
+        """Return the time for schedules outside the answer's search space: short once it is optimal there."""
+        if not self.best.is_optimal:
+            return deadline
+        settings, now = self.settings, clock.now()
+        gain = relative_gap(self.best.time, self.best.global_bound)
+        if gain <= settings.other_orders_least_gain:
+            return deadline.within(0.0)
+        more = settings.other_orders_ratio * (now - self._started) * min(1.0, gain / settings.other_orders_full_gain)
+        self._other_orders_end = min(self._other_orders_end, now + settings.other_orders_least_seconds + more)
+        return deadline.within(self._other_orders_end - now)
+
+    def _ask(self, solver: str, deadline: Deadline, share: float = 1.0) -> None:
+        """Take over the answer of a solver in a share of the time."""
+        self._consult(load_solver(solver), deadline, self.seed, share)
+
+    def _search(self, search: Callable[..., Proposal], deadline: Deadline, seed: int) -> None:
+        """Take over the answer of a search, and its intermediate results."""
+        self._consult(partial(search, report=partial(self._update, deadline=deadline)), deadline, seed)
+
+    def _consult(self, propose: Propose, deadline: Deadline, seed: int, share: float = 1.0) -> None:
+        """Take over the answer of a function, unless the best one is final or time is up."""
+        best = self.best
+        if best.is_final or deadline.passed:
+            return
+        starts = self.problem.starts if best.schedule is None else (best.schedule, *self.problem.starts)
+        problem = replace(self.problem, starts=starts)
+        with suppress(UnsuitableProblemError):
+            proposal = propose(problem, deadline=self._share_of(deadline, share), seed=seed)
+            best.annotate(proposal)
+            self._update(proposal, deadline)
+
+    def _update(self, proposal: Proposal, deadline: Deadline) -> None:
+        """Take over a proposal; once the result is final, stop all searches with that deadline."""
+        self.best.update(proposal)
+        if self.best.is_final:
+            deadline.stop()
+
+    @staticmethod
+    def _share_of(deadline: Deadline, share: float) -> Deadline:
+        return deadline.within(share * deadline.remaining)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of the policy.
+
+    Attributes
+    ----------
+    solvers : tuple of str
+        The solvers that it runs.
+    condition : str
+        When it runs them, in words.
+    act : callable
+        The method of the policy; it checks the condition itself.
+    """
+
+    solvers: tuple[str, ...]
+    condition: str
+    act: Callable[[_Policy], None] = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.solvers)}: {self.condition}"
+
+
+STAGES = (
+    Stage(("dp",), "chains of layers", _Policy.solve_chain),
+    Stage(
+        ("hierarchical",),
+        f"graphs of {SETTINGS.hierarchical_first_operations} operations or more; the last stage if the answer is"
+        f" optimal, or from {SETTINGS.hierarchical_only_operations} operations on",
+        _Policy.solve_deep_network,
+    ),
+    Stage(SETTINGS.quick_solvers, "always", _Policy.try_quick_solvers),
+    Stage(("smallest peak",), "if no schedule fits so far", _Policy.find_smallest_peak),
+    Stage(
+        ("ilp", "hierarchical", "anneal"),
+        f"always `ilp`; the others after {SETTINGS.ilp_alone_seconds:g} s or {SETTINGS.ilp_alone_share:.0%} of the time"
+        f" (`hierarchical` from {SETTINGS.hierarchical_operations} operations on)",
+        _Policy.prove_and_search,
+    ),
+    Stage(("anneal",), "from the best schedule, if another order may save time", _Policy.search_from_the_best),
+    Stage(("squeeze",), "if no schedule fits so far", _Policy.squeeze_peak),
+)
+"""The stages of `auto`, in order. No stage runs a solver once nothing better can be found."""

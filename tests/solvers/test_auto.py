@@ -1,10 +1,11 @@
-"""The default solver: the best of its parts, ended by the first proof."""
+"""Check the default solver: it returns the best answer of its parts, and ends at the first proof."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,14 +14,13 @@ from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers import auto
-from scheduler.solvers.auto import PARTS
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.registry import Report
 from tests.support.training_graphs import conv_net, uniform_chain
 
 
 def branches(count: int) -> sc.Graph:
-    """Branches of a large tensor and a small result each: one at a time needs no recomputation."""
+    """Branches of one large tensor and one small result each: one after the other needs no recomputation."""
     numbers = range(count)
     return sc.Graph(
         [
@@ -34,16 +34,16 @@ def branches(count: int) -> sc.Graph:
 
 def test_another_order_is_found_where_it_saves_recomputation() -> None:
     graph = branches(6)
-    # One branch after another: 5 small results beside the last large tensor and its result.
+    # One branch after another: 5 small results, the last large tensor and its result.
     solution = sc.solve(graph, 106, time_limit=20)
     assert (solution.time, solution.search_space, solution.status) == (12.0, "any order", sc.Status.OPTIMAL)
     given = sc.solve(graph, 106, reorder=False, time_limit=20)
-    # All large tensors come first, each dropped for the next: all six are made again.
+    # All large tensors come first, each dropped for the next: all six are recomputed.
     assert given.time == 18.0
 
 
 def test_a_schedule_is_found_where_the_smallest_budget_has_one() -> None:
-    # The loss takes 6 bytes with what it reads and its workspace; x2 and g2 take 6 too: loss and x1 go, and come again.
+    # The loss needs 6 bytes with its input and workspace; so do x2 and g2: loss and x1 are dropped and recomputed.
     operations = [
         sc.Operation("f0", ["x0"], ["x1"], 0.0),
         sc.Operation("f1", ["x1"], ["x2"], 2.0),
@@ -59,7 +59,7 @@ def test_a_schedule_is_found_where_the_smallest_budget_has_one() -> None:
     assert sc.solve(graph, peak).peak_bytes == peak == 6
 
 
-def test_no_other_order_is_looked_for_where_it_could_save_next_to_nothing() -> None:
+def test_no_other_order_is_searched_for_if_it_could_save_next_to_nothing() -> None:
     graph = branches(6)
     long = sc.Graph(
         [*graph.operations, sc.Operation("long", ["small0"], ["end"], 1e6)],
@@ -67,7 +67,7 @@ def test_no_other_order_is_looked_for_where_it_could_save_next_to_nothing() -> N
         results=[*graph.results, "end"],
     )
     solution = sc.solve(long, 106, time_limit=20)
-    # The optima of the test above: another order would save 6 of a million.
+    # As in the test above, another order would save 6, here of a million.
     assert (solution.time, solution.search_space) == (1e6 + 18, "input order")
     assert solution.status is sc.Status.OPTIMAL
     assert 1e6 <= solution.global_bound <= 1e6 + 12
@@ -78,7 +78,9 @@ def test_no_other_order_is_looked_for_where_it_could_save_next_to_nothing() -> N
 def test_no_part_is_better(share: str) -> None:
     graph = conv_net(4)
     best = sc.solve(graph, share, time_limit=4).time
-    for part in PARTS:
+    parts = {solver for stage in auto.STAGES for solver in stage.solvers} & set(sc.solver_names())
+    assert parts >= {"dp", "save-all", "greedy", "segments", "ilp", "hierarchical", "anneal"}
+    for part in sorted(parts):
         with contextlib.suppress(UnsuitableProblemError):
             assert best <= sc.solve(graph, share, solver=part, time_limit=1).time
 
@@ -89,33 +91,33 @@ def test_a_proof_ends_the_search() -> None:
     assert time.monotonic() - started < 20
 
 
-def test_no_time_limit_ends_where_nothing_is_left_to_do() -> None:
+def test_without_a_time_limit_the_search_ends_by_itself() -> None:
     graph = conv_net(5)
     unlimited = sc.solve(graph, "60%", time_limit=math.inf)
     assert unlimited.time <= sc.solve(graph, "60%", time_limit=8).time
     assert unlimited.status is sc.Status.OPTIMAL
 
 
-def test_the_search_ends_when_what_one_part_found_meets_what_another_one_proved(
+def test_the_search_ends_when_one_part_proves_what_another_one_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph = conv_net(5)
     known = sc.solve(graph, "60%", solver="ilp", time_limit=20)
     assert known.time > sum(entry.time for entry in graph.operations)
 
-    def go_on(found: Proposal, report: Report, deadline: Deadline) -> Proposal:
+    def report_and_wait(found: Proposal, report: Report, deadline: Deadline) -> Proposal:
         report(found)
         while not deadline.passed:
             time.sleep(0.01)
         return Proposal(None, "input order")
 
     def prove(problem: Problem, *, deadline: Deadline, seed: int, report: Report) -> Proposal:
-        return go_on(Proposal(None, "input order", global_bound=known.time), report, deadline)
+        return report_and_wait(Proposal(None, "input order", global_bound=known.time), report, deadline)
 
     def find(problem: Problem, *, deadline: Deadline, seed: int, report: Report, walkers: int) -> Proposal:
-        return go_on(Proposal(known.schedule, "any order"), report, deadline)
+        return report_and_wait(Proposal(known.schedule, "any order"), report, deadline)
 
-    monkeypatch.setattr(auto, "QUICK", ())
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, quick_solvers=()))
     monkeypatch.setattr(auto.ilp, "search", prove)
     monkeypatch.setattr(auto.anneal, "search", find)
     solution = sc.solve(graph, "60%", time_limit=60)
