@@ -1,4 +1,4 @@
-"""The clock of searches, and the deadline that each of them obeys."""
+"""Measure the time of searches, and end them at a deadline or by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """A clock that is paused while a kernel is compiled, which happens on the first run on a machine only.
+    """A clock that pauses while kernels are compiled, which happens only on the first run on a machine.
 
     Attributes
     ----------
     read : callable
-        Returns seconds from a fixed moment on. Tests replace it.
+        Returns seconds since a fixed moment. Tests replace it.
     """
 
     def __init__(self) -> None:
@@ -24,19 +24,19 @@ class Clock:
         self._pauses, self._paused_at, self._paused_for = 0, 0.0, 0.0
 
     def now(self) -> float:
-        """Return seconds from a fixed moment on, without those spent compiling."""
+        """Return seconds since a fixed moment, without the time spent compiling."""
         with self._lock:
             return (self._paused_at if self._pauses else self.read()) - self._paused_for
 
     def pause(self) -> None:
-        """Stop the clock until as many calls of `resume` have followed."""
+        """Stop the clock until `resume` has been called as many times as `pause`."""
         with self._lock:
             if not self._pauses:
                 self._paused_at = self.read()
             self._pauses += 1
 
     def resume(self) -> None:
-        """Let the clock go on."""
+        """Undo one call of `pause`."""
         with self._lock:
             self._pauses -= 1
             if not self._pauses:
@@ -44,37 +44,37 @@ class Clock:
 
 
 clock = Clock()
-"""The only clock that searches look at."""
+"""The only clock that searches read."""
 
 
 class Deadline:
-    """A moment in time that a search must respect, and a word that ends it sooner.
+    """A moment by which a search must return, and a way to cancel it earlier.
 
     Parameters
     ----------
     seconds : float
-        From now.
-    whole : Deadline, optional
-        Of the search that this one is a part of: stopped with it.
+        Time from now.
+    parent : Deadline, optional
+        Deadline of the search that this one is a part of; stopping it stops this one too.
     """
 
-    def __init__(self, seconds: float, whole: Deadline | None = None) -> None:
+    def __init__(self, seconds: float, parent: Deadline | None = None) -> None:
         self.end = clock.now() + seconds
-        self._whole = whole
+        self._parent = parent
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Ask the search, from any thread, for its best answer at once."""
+        """Cancel the search, from any thread: it returns its best answer at once."""
         self._stopped.set()
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody asked for the best answer at once."""
-        return self._stopped.is_set() or (self._whole is not None and self._whole.stopped)
+        """Whether the search has been cancelled."""
+        return self._stopped.is_set() or (self._parent is not None and self._parent.stopped)
 
     @property
     def remaining(self) -> float:
-        """Seconds left; 0 once it has passed."""
+        """Seconds left; 0 once the deadline has passed."""
         return 0.0 if self.stopped else max(0.0, self.end - clock.now())
 
     @property
@@ -83,7 +83,7 @@ class Deadline:
         return self.remaining <= 0
 
     def within(self, seconds: float) -> Deadline:
-        """Return a deadline that many seconds from now, or this one's end if it is earlier."""
+        """Return a deadline so many seconds from now, or at this one's end if that is earlier."""
         return Deadline(min(seconds, self.remaining), self)
 
 
@@ -91,8 +91,8 @@ class Deadline:
 def stopped_by_interrupt(deadline: Deadline) -> Iterator[None]:
     """Let the first Ctrl-C end a search with its best answer; a second one raises KeyboardInterrupt.
 
-    Only the main thread hears Ctrl-C; elsewhere, and where the program handles it in its
-    own way, nothing changes.
+    Python handles Ctrl-C in the main thread only. In other threads, and in programs that have
+    their own handler, nothing changes.
     """
     if (
         threading.current_thread() is not threading.main_thread()

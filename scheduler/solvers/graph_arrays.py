@@ -1,30 +1,32 @@
-"""Compiled kernels over runs: decode retention decisions, and the memory of a sequence of runs.
+"""Graphs as flat arrays, and compiled kernels over runs: decode retention decisions, profile memory.
 
-The judge has the last word on every schedule; these kernels only make searches fast.
+`profile_runs` applies the same rules for instances as `scheduler/simulator.py` (`_Machine.compute`);
+a change of one is a change of both. The simulator decides about every schedule; these kernels
+only make searches fast.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler.graph import Graph
 from scheduler.solvers.jit import compiled
-from scheduler.solvers.walk import cheapest_makers
+from scheduler.solvers.walk import cheapest_producers
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 KEEP, EVICT, DROP = 0, 1, 2
-"""What happens to a tensor between one use in the input order and the next: it stays; it goes
-and, once computed again, stays until that use; it goes and goes again after each use."""
+"""Decisions about a tensor in the gap between one use in the input order and the next. KEEP: it stays live.
+EVICT: it is dropped; once recomputed, it stays live until the next use. DROP: it is dropped again after
+every step that recomputes it."""
 
 
-@dataclass(frozen=True)
-class GraphArrays:
-    """A graph as flat arrays.
+class GraphArrays(NamedTuple):
+    """A graph as flat arrays, in a form that compiled kernels accept.
 
     Attributes
     ----------
@@ -35,15 +37,16 @@ class GraphArrays:
         The same for outputs.
     storage : ndarray of int64, shape (tensors,)
     storage_bytes : ndarray of int64, shape (storages,)
-    workspace : ndarray of int64, shape (operations,)
-    maker : ndarray of int64, shape (tensors,)
-        The cheapest operation that makes each tensor; -1 for resident ones.
+    workspace_bytes : ndarray of int64, shape (operations,)
+    producer : ndarray of int64, shape (tensors,)
+        The cheapest operation that can recompute each tensor; -1 for resident tensors.
     pinned : ndarray of bool, shape (tensors,)
-        Tensors whose maker cannot run again.
+        Tensors whose producer is not repeatable.
     is_result : ndarray of bool, shape (tensors,)
     order : ndarray of int64
-        The operations to run first, in the input order.
+        The default operations, in the input order.
     time : ndarray of float64, shape (operations,)
+        In the graph's `time_unit`.
     """
 
     input_start: Ints
@@ -52,8 +55,8 @@ class GraphArrays:
     outputs: Ints
     storage: Ints
     storage_bytes: Ints
-    workspace: Ints
-    maker: Ints
+    workspace_bytes: Ints
+    producer: Ints
     pinned: Flags
     is_result: Flags
     order: Ints
@@ -63,8 +66,7 @@ class GraphArrays:
 def graph_arrays(graph: Graph) -> GraphArrays:
     """Return the flat arrays of a graph."""
     index = graph.index
-    times = [operation.time for operation in graph.operations]
-    makers = cheapest_makers(graph)
+    producers = cheapest_producers(graph)
     inputs = [[t for t in ids if not index.is_resident[t]] for ids in index.inputs]
     input_start, input_ids = flat_rows(inputs)
     output_start, output_ids = flat_rows([list(ids) for ids in index.outputs])
@@ -75,172 +77,231 @@ def graph_arrays(graph: Graph) -> GraphArrays:
         outputs=output_ids,
         storage=np.array(index.storage_of, dtype=np.int64),
         storage_bytes=np.array(index.storage_bytes, dtype=np.int64),
-        workspace=np.array([operation.workspace_bytes for operation in graph.operations], dtype=np.int64),
-        maker=np.array(makers, dtype=np.int64),
-        pinned=np.array([m >= 0 and not graph.operations[m].repeatable for m in makers], dtype=np.bool_),
+        workspace_bytes=np.array([operation.workspace_bytes for operation in graph.operations], dtype=np.int64),
+        producer=np.array(producers, dtype=np.int64),
+        pinned=np.array([i >= 0 and not graph.operations[i].repeatable for i in producers], dtype=np.bool_),
         is_result=np.array(index.is_result, dtype=np.bool_),
         order=np.array(index.defaults, dtype=np.int64),
-        time=np.array(times, dtype=np.float64),
+        time=np.array([operation.time for operation in graph.operations], dtype=np.float64),
     )
 
 
 def flat_rows(rows: list[list[int]]) -> tuple[Ints, Ints]:
-    """Return where each row begins, with the end of the last, and the entries of all rows."""
+    """Return the offset of each row, with the end of the last one, and the entries of all rows."""
     start = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=start[1:])
     return start, np.array([entry for row in rows for entry in row], dtype=np.int64)
 
 
-@compiled()
-def decode_decisions(  # type: ignore[no-untyped-def]
-    order, input_start, inputs, output_start, outputs, maker, pinned, is_result, decision, made_decision, most_runs
-):
-    """Return the runs that retention decisions lead to, and the step of the order that each belongs to.
+class _Decoding(NamedTuple):
+    """The state of `decode_decisions`.
 
-    `decision[e]` rules over the gap that opens after edge e (an input of an operation) in
-    the input order; `made_decision[t]` over the one that opens when t is made. The number of
-    runs is -1 if it would pass `most_runs`.
+    Attributes
+    ----------
+    runs, step_of : ndarray of int64
+        The runs so far, and the step of the order that each belongs to.
+    available : ndarray of bool, shape (tensors,)
+    current : ndarray of int8, shape (tensors,)
+        The decision for the gap that is open for each tensor.
+    stack : ndarray of int64
+        Tensors wanted by the present step, the next one last.
+    recomputed : ndarray of int64
+        Tensors that became available in the present step.
+    counts : ndarray of int64
+        Numbers of entries in use, by `_RUNS`, `_HEIGHT` and `_RECOMPUTED`.
     """
-    tensors = maker.shape[0]
-    runs = np.empty(most_runs, dtype=np.int64)
-    step_of = np.empty(most_runs, dtype=np.int64)
-    count = 0
-    available = np.zeros(tensors, dtype=np.bool_)
-    current = np.zeros(tensors, dtype=np.int8)
-    touched = np.empty(tensors, dtype=np.int64)
-    stack = np.empty(4 * tensors + inputs.shape[0] + 16, dtype=np.int64)
-    for step in range(order.shape[0] + 1):
-        touched_count = 0
-        height = 0
-        if step < order.shape[0]:
-            for e in range(input_start[order[step]], input_start[order[step] + 1]):
-                stack[height] = inputs[e]
-                height += 1
-        else:
-            for t in range(tensors):
-                if is_result[t] and maker[t] >= 0:
-                    stack[height] = t
-                    height += 1
-        while height > 0:
-            t = stack[height - 1]
-            if available[t]:
-                height -= 1
-                continue
-            i = maker[t]
-            missing = 0
-            for e in range(input_start[i], input_start[i + 1]):
-                if not available[inputs[e]]:
-                    stack[height] = inputs[e]
-                    height += 1
-                    missing += 1
-            if missing > 0:
-                continue
-            height -= 1
-            if count == most_runs:
-                return runs, step_of, -1
-            runs[count] = i
-            step_of[count] = step
-            count += 1
-            for e in range(output_start[i], output_start[i + 1]):
-                o = outputs[e]
-                if not available[o]:
-                    available[o] = True
-                    if touched_count < tensors:
-                        touched[touched_count] = o
-                        touched_count += 1
-        if step == order.shape[0]:
-            break
-        i = order[step]
-        if count == most_runs:
-            return runs, step_of, -1
-        runs[count] = i
-        step_of[count] = step
-        count += 1
-        # Tensors brought back within this step go again where their gap says so.
-        for k in range(touched_count):
-            t = touched[k]
-            if current[t] == DROP and not pinned[t]:
-                available[t] = False
-        for e in range(output_start[i], output_start[i + 1]):
-            t = outputs[e]
-            current[t] = made_decision[t]
-            available[t] = current[t] == KEEP or pinned[t]
-        for e in range(input_start[i], input_start[i + 1]):
-            t = inputs[e]
-            current[t] = decision[e]
-            available[t] = current[t] == KEEP or pinned[t]
-    return runs, step_of, count
+
+    runs: Ints
+    step_of: Ints
+    available: Flags
+    current: npt.NDArray[np.int8]
+    stack: Ints
+    recomputed: Ints
+    counts: Ints
+
+
+_RUNS, _HEIGHT, _RECOMPUTED = range(3)
 
 
 @compiled()
-def profile_runs(  # type: ignore[no-untyped-def]
-    runs, count, input_start, inputs, output_start, outputs, storage, storage_bytes, workspace, is_result
-):
-    """Return memory during each run beyond the resident bytes, and the last run that holds each output.
+def decode_decisions(graph, decision, decision_at_first, most_runs):  # type: ignore[no-untyped-def]
+    """Return the runs that retention decisions lead to, the step of the order of each, and their number.
 
-    Tensors are freed as `schedule_from_runs` frees them. The second array is aligned with
-    the outputs of the runs, one after the other.
+    `decision[e]` applies to the gap that opens after edge e (an input of an operation) in the
+    input order; `decision_at_first[t]` to the gap that opens when t is first computed. The
+    number of runs is -1 if it would exceed `most_runs`.
     """
-    tensors = storage.shape[0]
-    total = 0
-    for p in range(count):
-        total += output_start[runs[p] + 1] - output_start[runs[p]]
-    ends = np.empty(total, dtype=np.int64)
-    last_use = np.full(tensors, -1, dtype=np.int64)
-    made_later = np.zeros(tensors, dtype=np.bool_)
-    place = total
-    for p in range(count - 1, -1, -1):
-        i = runs[p]
-        place -= output_start[i + 1] - output_start[i]
-        for k in range(output_start[i + 1] - output_start[i]):
-            t = outputs[output_start[i] + k]
-            end = last_use[t] if last_use[t] >= 0 else p
-            if is_result[t] and not made_later[t]:
-                end = count
-            ends[place + k] = end
-            last_use[t] = -1
-            made_later[t] = True
-        for e in range(input_start[i], input_start[i + 1]):
-            if last_use[inputs[e]] < 0:
-                last_use[inputs[e]] = p
-    instance = np.full(tensors, -1, dtype=np.int64)
-    instance_end = np.full(total + 1, -1, dtype=np.int64)
-    instance_start = np.empty(total + 1, dtype=np.int64)
-    instance_storage = np.empty(total + 1, dtype=np.int64)
-    instances = 0
-    place = 0
-    for p in range(count):
-        i = runs[p]
-        first = instances
-        for k in range(output_start[i + 1] - output_start[i]):
-            t = outputs[output_start[i] + k]
-            joined = -1
-            for e in range(input_start[i], input_start[i + 1]):
-                if storage[inputs[e]] == storage[t]:
-                    joined = instance[inputs[e]]
-                    break
-            if joined < 0:
-                for other in range(first, instances):
-                    if instance_storage[other] == storage[t]:
-                        joined = other
-                        break
-            if joined < 0:
-                joined = instances
-                instance_start[joined] = p
-                instance_storage[joined] = storage[t]
-                instances += 1
-            instance[t] = joined
-            if ends[place + k] > instance_end[joined]:
-                instance_end[joined] = ends[place + k]
-        place += output_start[i + 1] - output_start[i]
+    tensors = graph.producer.shape[0]
+    d = _Decoding(
+        runs=np.empty(most_runs, dtype=np.int64),
+        step_of=np.empty(most_runs, dtype=np.int64),
+        available=np.zeros(tensors, dtype=np.bool_),
+        current=np.zeros(tensors, dtype=np.int8),
+        stack=np.empty(4 * tensors + graph.inputs.shape[0] + 16, dtype=np.int64),
+        recomputed=np.empty(tensors, dtype=np.int64),
+        counts=np.zeros(3, dtype=np.int64),
+    )
+    steps = graph.order.shape[0]
+    for step in range(steps):
+        i = graph.order[step]
+        for e in range(graph.input_start[i], graph.input_start[i + 1]):
+            _push(d, graph.inputs[e])
+        if not (_recompute_wanted(graph, d, step) and _append(d, i, step)):
+            return d.runs, d.step_of, -1
+        _open_gaps(graph, d, i, decision, decision_at_first)
+    for t in range(tensors):
+        if graph.is_result[t] and graph.producer[t] >= 0:
+            _push(d, t)
+    done = _recompute_wanted(graph, d, steps)
+    return d.runs, d.step_of, d.counts[_RUNS] if done else -1
+
+
+@compiled()
+def _push(d, tensor):  # type: ignore[no-untyped-def]
+    d.stack[d.counts[_HEIGHT]] = tensor
+    d.counts[_HEIGHT] += 1
+
+
+@compiled()
+def _append(d, i, step):  # type: ignore[no-untyped-def]
+    """Append a run; return False if there are too many."""
+    count = d.counts[_RUNS]
+    if count == d.runs.shape[0]:
+        return False
+    d.runs[count] = i
+    d.step_of[count] = step
+    d.counts[_RUNS] += 1
+    return True
+
+
+@compiled()
+def _recompute_wanted(graph, d, step):  # type: ignore[no-untyped-def]
+    """Run what the tensors on the stack need; return False if there are too many runs."""
+    while d.counts[_HEIGHT] > 0:
+        t = d.stack[d.counts[_HEIGHT] - 1]
+        if d.available[t]:
+            d.counts[_HEIGHT] -= 1
+            continue
+        i = graph.producer[t]
+        missing = False
+        for e in range(graph.input_start[i], graph.input_start[i + 1]):
+            if not d.available[graph.inputs[e]]:
+                _push(d, graph.inputs[e])
+                missing = True
+        if missing:
+            continue
+        d.counts[_HEIGHT] -= 1
+        if not _append(d, i, step):
+            return False
+        for e in range(graph.output_start[i], graph.output_start[i + 1]):
+            o = graph.outputs[e]
+            if not d.available[o]:
+                d.available[o] = True
+                # A tensor becomes available at most once per step: the array is long enough.
+                d.recomputed[d.counts[_RECOMPUTED]] = o
+                d.counts[_RECOMPUTED] += 1
+    return True
+
+
+@compiled()
+def _open_gaps(graph, d, i, decision, decision_at_first):  # type: ignore[no-untyped-def]
+    """Apply the decisions after a step: drop what its gap says to drop, and open the gaps of its tensors."""
+    for k in range(d.counts[_RECOMPUTED]):
+        t = d.recomputed[k]
+        if d.current[t] == DROP and not graph.pinned[t]:
+            d.available[t] = False
+    d.counts[_RECOMPUTED] = 0
+    for e in range(graph.output_start[i], graph.output_start[i + 1]):
+        t = graph.outputs[e]
+        d.current[t] = decision_at_first[t]
+        d.available[t] = d.current[t] == KEEP or graph.pinned[t]
+    for e in range(graph.input_start[i], graph.input_start[i + 1]):
+        t = graph.inputs[e]
+        d.current[t] = decision[e]
+        d.available[t] = d.current[t] == KEEP or graph.pinned[t]
+
+
+@compiled()
+def profile_runs(graph, runs):  # type: ignore[no-untyped-def]
+    """Return memory during each run without the resident bytes, and the last run that needs each output.
+
+    Frees are those of `schedule_from_runs`. The second array is aligned with the outputs of
+    the runs, one after the other.
+    """
+    count = runs.shape[0]
+    ends = _last_needs(graph, runs)
+    start_of, end_of, storage_of, instances = _instances(graph, runs, ends)
     change = np.zeros(count + 2, dtype=np.int64)
-    for other in range(instances):
-        size = storage_bytes[instance_storage[other]]
-        change[instance_start[other]] += size
-        change[min(instance_end[other], count) + 1] -= size
+    for instance in range(instances):
+        size = graph.storage_bytes[storage_of[instance]]
+        change[start_of[instance]] += size
+        change[min(end_of[instance], count) + 1] -= size
     memory = np.empty(count, dtype=np.int64)
     live = 0
     for p in range(count):
         live += change[p]
-        memory[p] = live + workspace[runs[p]]
+        memory[p] = live + graph.workspace_bytes[runs[p]]
     return memory, ends
+
+
+@compiled()
+def _last_needs(graph, runs):  # type: ignore[no-untyped-def]
+    """Return the position of the last run that needs each output; the number of runs for results."""
+    tensors, count = graph.storage.shape[0], runs.shape[0]
+    place = 0
+    for p in range(count):
+        place += graph.output_start[runs[p] + 1] - graph.output_start[runs[p]]
+    ends = np.empty(place, dtype=np.int64)
+    last_use = np.full(tensors, -1, dtype=np.int64)
+    computed_later = np.zeros(tensors, dtype=np.bool_)
+    for p in range(count - 1, -1, -1):
+        i = runs[p]
+        place -= graph.output_start[i + 1] - graph.output_start[i]
+        for k in range(graph.output_start[i + 1] - graph.output_start[i]):
+            t = graph.outputs[graph.output_start[i] + k]
+            end = last_use[t] if last_use[t] >= 0 else p
+            if graph.is_result[t] and not computed_later[t]:
+                end = count
+            ends[place + k] = end
+            last_use[t] = -1
+            computed_later[t] = True
+        for e in range(graph.input_start[i], graph.input_start[i + 1]):
+            if last_use[graph.inputs[e]] < 0:
+                last_use[graph.inputs[e]] = p
+    return ends
+
+
+@compiled()
+def _instances(graph, runs, ends):  # type: ignore[no-untyped-def]
+    """Return the first run, the last run and the storage of each instance, and the number of instances."""
+    total = ends.shape[0]
+    instance_of = np.full(graph.storage.shape[0], -1, dtype=np.int64)
+    start_of = np.empty(total + 1, dtype=np.int64)
+    end_of = np.full(total + 1, -1, dtype=np.int64)
+    storage_of = np.empty(total + 1, dtype=np.int64)
+    instances = 0
+    place = 0
+    for p in range(runs.shape[0]):
+        i = runs[p]
+        first = instances
+        for k in range(graph.output_start[i + 1] - graph.output_start[i]):
+            t = graph.outputs[graph.output_start[i] + k]
+            joined = -1
+            for e in range(graph.input_start[i], graph.input_start[i + 1]):
+                if graph.storage[graph.inputs[e]] == graph.storage[t]:
+                    joined = instance_of[graph.inputs[e]]
+                    break
+            if joined < 0:
+                for other in range(first, instances):
+                    if storage_of[other] == graph.storage[t]:
+                        joined = other
+                        break
+            if joined < 0:
+                joined = instances
+                start_of[joined] = p
+                storage_of[joined] = graph.storage[t]
+                instances += 1
+            instance_of[t] = joined
+            end_of[joined] = max(end_of[joined], ends[place + k])
+        place += graph.output_start[i + 1] - graph.output_start[i]
+    return start_of, end_of, storage_of, instances

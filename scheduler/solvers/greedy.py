@@ -1,4 +1,4 @@
-"""Gap-retention search: evict what is large and cheap to make again, where memory peaks."""
+"""Greedy eviction: where memory peaks, evict what is large and cheap to recompute."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from scheduler.solvers.graph_arrays import (
     profile_runs,
 )
 
-_RUNS_PER_OPERATION = 60
-_TOO_MUCH = 2**62
+_MOST_RUNS_PER_OPERATION = 60
+_INFINITE_BYTES = 2**62
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-    """Return the schedule that a greedy eviction of gaps leads to.
+    """Return the schedule that greedy evictions lead to.
 
-    In the input order, each tensor is kept, evicted, or evicted and dropped again between
-    one use and the next. While the peak is over the budget, the kept gap that crosses it
-    with the most bytes per time to make again is evicted; then evictions that turned out
-    not to be needed are taken back.
+    In the input order, each tensor is kept, evicted, or dropped again and again in the gap
+    between one use and the next. While the peak exceeds the budget, the search evicts the
+    kept tensor that is live at the peak and has the most bytes per time to recompute. Then it
+    undoes evictions that turned out to be unnecessary.
 
     Guarantee: none. Search space: input order. When: an answer in milliseconds, a start for
-    other solvers, budgets of 50 % and more of the peak. Cost: one linear pass for each
-    group of evictions. Memory: at most 16 MiB and 4 KiB an operation.
+    other solvers, budgets of 50 % and more of the peak. Cost: one linear pass per group of
+    evictions. Memory: at most 16 MiB and 4 KiB an operation.
     """
     search = GreedySearch(problem.graph, problem.budget_bytes)
     search.fit(deadline)
@@ -47,6 +47,19 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
 @dataclass
 class _Outcome:
+    """The runs that the present decisions lead to, and their memory.
+
+    Attributes
+    ----------
+    runs, steps : ndarray of int64
+        As `decode_decisions` returns them.
+    memory, ends : ndarray of int64
+        As `profile_runs` returns them.
+    peak_bytes : int
+        Resident tensors included.
+    time : float
+    """
+
     runs: Ints
     steps: Ints
     memory: Ints
@@ -55,8 +68,12 @@ class _Outcome:
     time: float
 
 
+_Gap = tuple[bool, int]
+"""A gap: (True, tensor) opens when the tensor is first computed, (False, edge) after a use."""
+
+
 class GreedySearch:
-    """Retention decisions over the gaps of the input order.
+    """Retention decisions for the gaps of the input order.
 
     Parameters
     ----------
@@ -69,10 +86,11 @@ class GreedySearch:
         self.graph, self.budget_bytes = graph, budget_bytes
         self.arrays: GraphArrays = graph_arrays(graph)
         self.decision = np.zeros(len(self.arrays.inputs), dtype=np.int8)
-        self.made_decision = np.zeros(len(self.arrays.maker), dtype=np.int8)
-        self.current: _Outcome = self._evaluate_or_infinite()
+        self.decision_at_first = np.zeros(len(self.arrays.producer), dtype=np.int8)
+        self.current: _Outcome = self._evaluate()
         self.best: _Outcome = self.current
-        self.log: list[tuple[bool, int, int]] = []
+        self.log: list[tuple[_Gap, int]] = []
+        """Evicted gaps, each with the decision before."""
 
     @property
     def peak_bytes(self) -> int:
@@ -85,27 +103,28 @@ class GreedySearch:
 
     @property
     def fits(self) -> bool:
-        """Whether the best outcome so far keeps to the budget."""
+        """Whether the best outcome so far fits the budget."""
         return self.best.peak_bytes <= self.budget_bytes
 
     def evict_across(self, task: int, keep: Container[int]) -> None:
-        """Evict every tensor that stands when a task first runs, except those to keep.
+        """Evict every tensor that is live when a task first runs, except those to keep.
 
         Parameters
         ----------
         task : int
-            A task of the graph; its default's first run is the moment.
+            A task of the graph; the moment is the first run of its default.
         keep : container of int
             Tensors.
         """
         a = self.arrays
         steps = {int(i): step for step, i in enumerate(a.order)}
         moment = steps.get(self.graph.index.tasks[task][0], 0)
-        for made, place in self._open_gaps(moment).values():
-            tensor = place if made else int(a.inputs[place])
-            if tensor not in keep and not a.pinned[tensor] and self._state((made, place)) == KEEP:
-                self._evict(made, place)
-        self.current = self._evaluate_or_infinite()
+        for gap in self._open_gaps(moment).values():
+            at_first, place = gap
+            tensor = place if at_first else int(a.inputs[place])
+            if tensor not in keep and not a.pinned[tensor] and self._state(gap) == KEEP:
+                self._evict(gap)
+        self.current = self._evaluate()
         self._keep_if_better(self.current)
 
     def fit(self, deadline: Deadline) -> None:
@@ -113,21 +132,21 @@ class GreedySearch:
         while self.current.peak_bytes > self.budget_bytes and not deadline.passed:
             if not len(self.current.runs) or not self._evict_at_peak(self.current):
                 return
-            self.current = self._evaluate_or_infinite()
+            self.current = self._evaluate()
             self._keep_if_better(self.current)
 
     def restore(self, deadline: Deadline) -> None:
-        """Take back evictions, the latest first, while the peak still fits."""
+        """Undo evictions, the latest first, while the peak still fits."""
         if not self.fits:
             return
-        for made, place, before in reversed(self.log):
+        for (at_first, place), before in reversed(self.log):
             if deadline.passed:
                 return
-            target = self.made_decision if made else self.decision
-            kept, target[place] = target[place], before
-            outcome = self._evaluate_or_infinite()
+            target = self.decision_at_first if at_first else self.decision
+            evicted, target[place] = target[place], before
+            outcome = self._evaluate()
             if outcome.peak_bytes > self.budget_bytes or outcome.time > self.best.time:
-                target[place] = kept
+                target[place] = evicted
             else:
                 self.best = outcome
 
@@ -136,31 +155,27 @@ class GreedySearch:
         if key < (max(self.best.peak_bytes, self.budget_bytes), self.best.time):
             self.best = outcome
 
-    def _evict(self, made: bool, place: int) -> None:
-        target = self.made_decision if made else self.decision
-        self.log.append((made, place, int(target[place])))
+    def _evict(self, gap: _Gap) -> None:
+        at_first, place = gap
+        target = self.decision_at_first if at_first else self.decision
+        self.log.append((gap, int(target[place])))
         target[place] = EVICT if target[place] == KEEP else DROP
 
-    def _evaluate_or_infinite(self) -> _Outcome:
+    def _evaluate(self) -> _Outcome:
+        """Return what the decisions lead to; an infinite outcome if the runs are too many."""
         a = self.arrays
-        most = _RUNS_PER_OPERATION * len(a.order) + 1000
-        runs, steps, count = decode_decisions(
-            a.order, a.input_start, a.inputs, a.output_start, a.outputs, a.maker, a.pinned, a.is_result,
-            self.decision, self.made_decision, most,
-        )  # fmt: skip
+        most_runs = _MOST_RUNS_PER_OPERATION * len(a.order) + 1000
+        runs, steps, count = decode_decisions(a, self.decision, self.decision_at_first, most_runs)
         if count < 0:
             nothing = np.zeros(0, dtype=np.int64)
-            return _Outcome(nothing, nothing, nothing, nothing, _TOO_MUCH, float("inf"))
-        memory, ends = profile_runs(
-            runs, count, a.input_start, a.inputs, a.output_start, a.outputs, a.storage, a.storage_bytes,
-            a.workspace, a.is_result,
-        )  # fmt: skip
+            return _Outcome(nothing, nothing, nothing, nothing, _INFINITE_BYTES, float("inf"))
         runs, steps = runs[:count].copy(), steps[:count].copy()
+        memory, ends = profile_runs(a, runs)
         peak = int(memory.max()) + self.graph.resident_bytes
         return _Outcome(runs, steps, memory, ends, peak, float(a.time[runs].sum()))
 
     def _evict_at_peak(self, outcome: _Outcome) -> bool:
-        """Evict the best gaps that cross the peak until it would fit; False if there is none."""
+        """Evict the best gaps that are open at the peak until it should fit; return False if there is none."""
         a = self.arrays
         peak = int(outcome.memory.argmax())
         over = outcome.peak_bytes - self.budget_bytes
@@ -174,21 +189,21 @@ class GreedySearch:
             size = int(a.storage_bytes[storage])
             if size == 0 or any(t in reads or a.pinned[t] or self._state(gap[t]) == DROP for t in tensors):
                 continue
-            cost = sum(self._cost(t, live) for t in {int(a.maker[t]): t for t in tensors}.values())
+            cost = sum(self._cost(t, live) for t in {int(a.producer[t]): t for t in tensors}.values())
             candidates.append((size / (cost + 1e-12 * float(a.time.max()) + 1e-300), storage, size, tensors))
         if not candidates:
             return False
         candidates.sort(reverse=True)
         for _, _, size, tensors in candidates:
             for tensor in tensors:
-                self._evict(*gap[tensor])
+                self._evict(gap[tensor])
             over -= size
             if over <= 0:
                 break
         return True
 
-    def _live_at(self, outcome: _Outcome, peak: int) -> tuple[list[int], dict[int, tuple[bool, int]]]:
-        """Return the tensors held across a run that it does not make, and the open gap of each."""
+    def _live_at(self, outcome: _Outcome, peak: int) -> tuple[list[int], dict[int, _Gap]]:
+        """Return the tensors that are live across a run and not its outputs, and the open gap of each."""
         a = self.arrays
         until: dict[int, int] = {}
         place = 0
@@ -200,10 +215,10 @@ class GreedySearch:
         gap = self._open_gaps(int(outcome.steps[peak]))
         return [t for t, end in until.items() if end > peak and t in gap], gap
 
-    def _open_gaps(self, step: int) -> dict[int, tuple[bool, int]]:
+    def _open_gaps(self, step: int) -> dict[int, _Gap]:
         """Return the gap that is open for each tensor just before a step of the order."""
         a = self.arrays
-        gap: dict[int, tuple[bool, int]] = {}
+        gap: dict[int, _Gap] = {}
         for i in a.order[:step]:
             for k in range(a.output_start[i], a.output_start[i + 1]):
                 gap[int(a.outputs[k])] = (True, int(a.outputs[k]))
@@ -211,14 +226,14 @@ class GreedySearch:
                 gap[int(a.inputs[e])] = (False, e)
         return gap
 
-    def _state(self, gap: tuple[bool, int]) -> int:
-        made, place = gap
-        return int(self.made_decision[place] if made else self.decision[place])
+    def _state(self, gap: _Gap) -> int:
+        at_first, place = gap
+        return int(self.decision_at_first[place] if at_first else self.decision[place])
 
     def _cost(self, tensor: int, live: list[int]) -> float:
-        """Return the time to make a tensor again, missing inputs at half their time."""
+        """Return the time to recompute a tensor; inputs that are not live count half of their time."""
         a = self.arrays
-        i = a.maker[tensor]
-        inputs = a.inputs[a.input_start[i] : a.input_start[i + 1]]
-        standing = set(live)
-        return float(a.time[i]) + 0.5 * sum(float(a.time[a.maker[t]]) for t in inputs.tolist() if t not in standing)
+        i = a.producer[tensor]
+        inputs = a.inputs[a.input_start[i] : a.input_start[i + 1]].tolist()
+        live_set = set(live)
+        return float(a.time[i]) + 0.5 * sum(float(a.time[a.producer[t]]) for t in inputs if t not in live_set)

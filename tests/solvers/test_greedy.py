@@ -1,6 +1,9 @@
-"""The greedy search, and the kernels against the judge."""
+"""Check the greedy search, and its kernels against the simulator."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 import pytest
@@ -13,44 +16,59 @@ from scheduler.schedule import schedule_from_runs
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.graph_arrays import graph_arrays, profile_runs
 from scheduler.solvers.greedy import GreedySearch, propose
+from scheduler.solvers.walk import Walk
 from tests.support.examples import examples
 from tests.support.strategies import graphs, joint_graphs
 from tests.support.training_graphs import conv_net
 
 
+def check_profile(graph: sc.Graph, runs: Sequence[int]) -> sc.Simulation:
+    """Check memory during runs against the simulator, and return the simulation."""
+    memory, _ = profile_runs(graph_arrays(graph), np.array(runs, dtype=np.int64))
+    schedule = schedule_from_runs(graph, [int(i) for i in runs])
+    simulation = sc.simulate(graph, schedule)
+    during = [m for m, action in zip(simulation.memory, schedule, strict=True) if isinstance(action, sc.Compute)]
+    assert np.array_equal(memory + graph.resident_bytes, during)
+    return simulation
+
+
 @settings(max_examples=examples(150))
 @given(data=st.data())
-def test_the_profile_of_runs_is_the_judges(data: st.DataObject) -> None:
+def test_the_profile_of_greedy_runs_is_that_of_the_simulator(data: st.DataObject) -> None:
     graph = data.draw(st.one_of(graphs(), joint_graphs()))
-    a = graph_arrays(graph)
     budget = data.draw(st.integers(0, 40))
     search = GreedySearch(graph, budget)
     search.fit(Deadline(5))
-    runs = search.best.runs
-    memory, _ = profile_runs(
-        runs, len(runs), a.input_start, a.inputs, a.output_start, a.outputs, a.storage, a.storage_bytes,
-        a.workspace, a.is_result,
-    )  # fmt: skip
-    schedule = schedule_from_runs(graph, [int(i) for i in runs])
-    simulated = sc.simulate(graph, schedule)
-    during = [m for m, action in zip(simulated.memory, schedule, strict=True) if isinstance(action, sc.Compute)]
-    assert np.array_equal(memory + graph.resident_bytes, during)
-    assert search.peak_bytes == simulated.peak_bytes
+    assert search.peak_bytes == check_profile(graph, search.best.runs).peak_bytes
+
+
+@settings(max_examples=examples(150))
+@given(graph=st.one_of(graphs(), joint_graphs()), random=st.randoms(use_true_random=False))
+def test_the_profile_of_random_runs_is_that_of_the_simulator(graph: sc.Graph, random: Random) -> None:
+    """Drop random tensors before each operation, and recompute random ones that nothing reads next."""
+    walk = Walk(graph)
+    for i in graph.index.defaults:
+        walk.drop(t for t in sorted(walk.available) if random.random() < 0.4)
+        recomputable = [t for run in walk.runs for t in graph.index.outputs[run] if walk.can_compute(t)]
+        walk.ensure(random.sample(recomputable, min(len(recomputable), random.randint(0, 2))))
+        walk.run(i)
+    walk.ensure(t for t, result in enumerate(graph.index.is_result) if result)
+    check_profile(graph, walk.runs)
 
 
 @pytest.mark.parametrize("share", [90, 80, 70])
-def test_on_a_convolutional_net_it_comes_within_two_per_cent_of_the_optimum(share: int) -> None:
+def test_on_a_convolutional_net_it_comes_within_two_percent_of_the_optimum(share: int) -> None:
     graph = conv_net(10)
     best = sc.solve(graph, f"{share}%", solver="ilp")
     quick = propose(Problem(graph, best.budget_bytes), deadline=Deadline(60), seed=0).schedule
     assert quick is not None
-    simulated = sc.simulate(graph, quick)
-    assert simulated.peak_bytes <= best.budget_bytes
+    simulation = sc.simulate(graph, quick)
+    assert simulation.peak_bytes <= best.budget_bytes
     assert best.status is sc.Status.OPTIMAL
-    assert best.time <= simulated.time <= 1.02 * best.time
+    assert best.time <= simulation.time <= 1.02 * best.time
 
 
-def test_evictions_that_were_not_needed_are_taken_back() -> None:
+def test_unnecessary_evictions_are_undone() -> None:
     graph = conv_net(6)
     budget = sc.solve(graph, "70%").budget_bytes
     search = GreedySearch(graph, budget)

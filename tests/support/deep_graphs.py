@@ -1,4 +1,4 @@
-"""Random deep networks: one random block, repeated, with all that makes blocks hard to tell apart."""
+"""Generate random deep networks: one random block, repeated, with features that make blocks hard to separate."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import scheduler as sc
 def deep_graph(seed: int, *, blocks: int = 5) -> sc.Graph:
     """Return the training step of a random block repeated on a residual stream.
 
-    Blocks have views, also of what the block before made; operations with two outputs; some
-    that cannot run again; a tensor that all blocks read; backward operations that read inputs,
-    outputs or nothing, and some that make results.
+    Blocks may have views, also of the previous block's output; operations with two outputs;
+    operations that are not repeatable; a tensor that all blocks read; backward operations that
+    read inputs, outputs or nothing, and some that produce results.
     """
     random = Random(seed)
     network = _Network(random, _template(random), shared=random.random() < 0.4)

@@ -1,4 +1,4 @@
-"""A graph as annealing sees it: views folded into their base, all in flat arrays."""
+"""Contract a graph for annealing: fold views into their bases, and store everything in flat arrays."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler.graph import Graph
-from scheduler.solvers.anneal.state import Model
+from scheduler.solvers.anneal.state import Flags, Model
 from scheduler.solvers.graph_arrays import flat_rows
 from scheduler.solvers.ilp.views import fold_views
-from scheduler.solvers.walk import cheapest_makers
+from scheduler.solvers.walk import cheapest_producers
 
 
 class Contraction:
-    """A graph as annealing sees it: views are read where their base lies.
+    """A graph whose views are folded into their bases.
 
-    A view is folded (`fold_views`): who reads it reads its base. Its first run stays in the
-    sequence as a reader of the base that makes nothing; `expand` runs it again before a
-    reader where the base is new. Other outputs on an input's storage are counted as new
-    bytes, so that the memory here is that of the judge or more.
+    A reader of a folded view (`fold_views`) reads its base. The first run of a view stays in the
+    sequence as a reader of the base without outputs; `expand` repeats the view before a reader
+    if the base has been recomputed. Other outputs on the storage of an input count as new
+    bytes, so memory here is at least that of the simulator.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Contraction:
         views = fold_views(graph)
         self.root, self.folded = views.root, views.folded
         self.views: list[tuple[int, ...]] = [()] * len(graph.tensors)
-        """Per folded tensor, the views to run on its base, itself included, in order."""
+        """Per folded tensor, the views to run on its base, its own producer included, in order."""
         for i in range(len(graph.operations)):
             if self.folded[i]:
                 chain = sorted({view for t in index.inputs[i] for view in self.views[t]} | {i})
@@ -40,7 +40,7 @@ class Contraction:
                     self.views[t] = tuple(chain)
 
     def contract(self, runs: Sequence[int]) -> tuple[list[int], list[bool], dict[int, int]]:
-        """Return the sequence of runs to anneal, which of them are fixed, and who leads each task."""
+        """Return the sequence of runs to anneal, which of them are fixed, and the first operation of each task."""
         index = self.graph.index
         sequence: list[int] = []
         fixed: list[bool] = []
@@ -59,15 +59,15 @@ class Contraction:
     def expand(self, sequence: Sequence[int]) -> list[int]:
         """Return the runs of a contracted sequence, views included."""
         index = self.graph.index
-        made = [0] * len(self.graph.tensors)
+        version = [0] * len(self.graph.tensors)
         viewed: dict[int, int] = {}
         runs: list[int] = []
 
         def ensure(tensor: int) -> None:
             for view in self.views[tensor]:
-                version = made[self.root[tensor]]
-                if viewed.get(view) != version:
-                    viewed[view] = version
+                base_version = version[self.root[tensor]]
+                if viewed.get(view) != base_version:
+                    viewed[view] = base_version
                     runs.append(view)
 
         for i in sequence:
@@ -80,7 +80,7 @@ class Contraction:
                 ensure(tensor)
             runs.append(i)
             for tensor in index.outputs[i]:
-                made[tensor] += 1
+                version[tensor] += 1
         for tensor, result in enumerate(index.is_result):
             if result:
                 ensure(tensor)
@@ -89,42 +89,87 @@ class Contraction:
     def model(self, budget_bytes: int) -> Model:
         """Return the contracted graph as flat arrays for the kernels."""
         graph, index = self.graph, self.graph.index
-        count = len(graph.operations)
-        inputs = [sorted({self.root[t] for t in index.inputs[i]} - {-1}) for i in range(count)]
-        outputs = [[] if self.folded[i] else list(index.outputs[i]) for i in range(count)]
+        inputs, outputs = self._inputs(), self._outputs()
         groups = [list(dict.fromkeys(index.storage_of[t] for t in row)) for row in outputs]
-        makers: list[list[tuple[int, int]]] = [[] for _ in graph.tensors]
-        readers: list[list[int]] = [[] for _ in graph.tensors]
-        output_group: list[list[int]] = []
-        for i in range(count):
-            output_group.append([groups[i].index(index.storage_of[t]) for t in outputs[i]])
-            for t, group in zip(outputs[i], output_group[i], strict=True):
-                makers[t].append((i, group))
-            for t in inputs[i]:
-                readers[t].append(i)
-        remake = [m if m >= 0 and graph.operations[m].repeatable else -1 for m in cheapest_makers(graph)]
-        is_result = [False] * len(graph.tensors)
-        for t, result in enumerate(index.is_result):
-            if result and self.root[t] >= 0:
-                is_result[self.root[t]] = True
-        # Areas are sums over slots: sizes so large that one could overflow are rounded up.
-        budget = budget_bytes - graph.resident_bytes
-        total = sum(index.storage_bytes) + sum(op.workspace_bytes for op in graph.operations)
-        shift = max(0, (total * 16).bit_length() + (4 * count + 64).bit_length() - 62)
+        output_groups = [
+            [group.index(index.storage_of[t]) for t in row] for group, row in zip(groups, outputs, strict=True)
+        ]
+        shift = self._byte_shift()
+        input_start, input_ids = flat_rows(inputs)
+        output_start, output_ids = flat_rows(outputs)
+        group_start, group_bytes = flat_rows([[_rounded_up(index.storage_bytes[s], shift) for s in g] for g in groups])
+        producers, producer_groups = self._producers(outputs, output_groups)
+        producer_start, producer_ids = flat_rows(producers)
+        reader_start, reader_ids = flat_rows(self._readers(inputs))
+        task_start, task_members = flat_rows([list(task) for task in index.tasks])
         return Model(
-            *flat_rows(inputs),
-            *flat_rows(outputs),
-            flat_rows(output_group)[1],
-            *flat_rows([[-(-index.storage_bytes[s] >> shift) for s in row] for row in groups]),
-            *flat_rows([[i for i, _ in row] for row in makers]),
-            flat_rows([[group for _, group in row] for row in makers])[1],
-            *flat_rows(readers),
-            *flat_rows([list(task) for task in index.tasks]),
-            np.array(index.task_of, dtype=np.int64),
-            np.array(remake, dtype=np.int64),
-            np.array(is_result, dtype=np.bool_),
-            np.array([op.phase == "backward" for op in graph.operations], dtype=np.bool_),
-            np.array([op.time for op in graph.operations], dtype=np.float64),
-            np.array([-(-op.workspace_bytes >> shift) for op in graph.operations], dtype=np.int64),
-            np.array([budget >> shift], dtype=np.int64),
+            input_start=input_start,
+            inputs=input_ids,
+            output_start=output_start,
+            outputs=output_ids,
+            output_group=flat_rows(output_groups)[1],
+            group_start=group_start,
+            group_bytes=group_bytes,
+            producer_start=producer_start,
+            producers=producer_ids,
+            producer_group=flat_rows(producer_groups)[1],
+            reader_start=reader_start,
+            readers=reader_ids,
+            task_start=task_start,
+            task_members=task_members,
+            task=np.array(index.task_of, dtype=np.int64),
+            recompute=np.array(self._recomputing_operations(), dtype=np.int64),
+            is_result=self._is_result(),
+            backward=np.array([op.phase == "backward" for op in graph.operations], dtype=np.bool_),
+            time=np.array([op.time for op in graph.operations], dtype=np.float64),
+            workspace=np.array([_rounded_up(op.workspace_bytes, shift) for op in graph.operations], dtype=np.int64),
+            budget=np.array([(budget_bytes - graph.resident_bytes) >> shift], dtype=np.int64),
         )
+
+    def _inputs(self) -> list[list[int]]:
+        return [sorted({self.root[t] for t in ids} - {-1}) for ids in self.graph.index.inputs]
+
+    def _outputs(self) -> list[list[int]]:
+        index = self.graph.index
+        return [[] if folded else list(ids) for folded, ids in zip(self.folded, index.outputs, strict=True)]
+
+    def _producers(
+        self, outputs: Sequence[Sequence[int]], output_groups: Sequence[Sequence[int]]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Return, per tensor, the operations that produce it, and its group among the outputs of each."""
+        producers: list[list[int]] = [[] for _ in self.graph.tensors]
+        groups: list[list[int]] = [[] for _ in self.graph.tensors]
+        for i, (tensors, row) in enumerate(zip(outputs, output_groups, strict=True)):
+            for tensor, group in zip(tensors, row, strict=True):
+                producers[tensor].append(i)
+                groups[tensor].append(group)
+        return producers, groups
+
+    def _readers(self, inputs: Sequence[Sequence[int]]) -> list[list[int]]:
+        readers: list[list[int]] = [[] for _ in self.graph.tensors]
+        for i, tensors in enumerate(inputs):
+            for tensor in tensors:
+                readers[tensor].append(i)
+        return readers
+
+    def _recomputing_operations(self) -> list[int]:
+        operations = self.graph.operations
+        return [i if i >= 0 and operations[i].repeatable else -1 for i in cheapest_producers(self.graph)]
+
+    def _is_result(self) -> Flags:
+        is_result = np.zeros(len(self.graph.tensors), dtype=np.bool_)
+        for tensor, result in enumerate(self.graph.index.is_result):
+            if result and self.root[tensor] >= 0:
+                is_result[self.root[tensor]] = True
+        return is_result
+
+    def _byte_shift(self) -> int:
+        """Return by how many bits to shift sizes so that areas, which are sums over slots, fit 64 bits."""
+        graph = self.graph
+        total = sum(graph.index.storage_bytes) + sum(op.workspace_bytes for op in graph.operations)
+        return max(0, (total * 16).bit_length() + (4 * len(graph.operations) + 64).bit_length() - 62)
+
+
+def _rounded_up(size: int, shift: int) -> int:
+    """Return a size over 2^shift, rounded up."""
+    return -(-size >> shift)

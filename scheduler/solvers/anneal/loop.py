@@ -1,4 +1,4 @@
-"""The compiled walk of slot annealing: random moves, worse ones less and less."""
+"""The compiled main loop of slot annealing: accept worse moves less and less often."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from scheduler.solvers.anneal.state import (
     kernel,
 )
 
-SHIFTS_OF_FIRSTS = 0.4
-"""Share of the moves that shift a first run, where the order is free."""
+FIRST_RUN_SHARE = 0.4
+"""Share of the moves that shift a first run, if tasks may be reordered."""
 
 
 @kernel
 def anneal(m, s, moves, hot, cold, free):  # type: ignore[no-untyped-def]
-    """Make random moves while the temperature falls geometrically from hot to cold.
+    """Make random moves while the temperature falls geometrically from `hot` to `cold`.
 
-    The energy is the cost plus the weight times the area over budget. The cheapest fitting
-    sequence is kept in `kept_run`. With `free`, first runs move too.
+    The energy is the cost plus the weight times the area over budget. `kept_run` holds the
+    cheapest sequence that fits. With `free`, first runs move too.
     """
     temperature, fall = hot, (cold / hot) ** (64.0 / max(moves, 64))
     for move in range(moves):
@@ -38,10 +38,10 @@ def anneal(m, s, moves, hot, cold, free):  # type: ignore[no-untyped-def]
         _adapt_weight(m, s)
         cost, area, weight = s.levels[COST], s.counts[AREA], s.levels[WEIGHT]
         limit = -temperature * np.log(1.0 - draw(s))
-        moves_first = free and draw(s) < SHIFTS_OF_FIRSTS
+        moves_first = free and draw(s) < FIRST_RUN_SHARE
         s.counts[LOG] = 0
-        made = shift_first(m, s) if moves_first else change(m, s, limit + weight * area)
-        if not made:
+        moved = shift_first(m, s) if moves_first else change(m, s, limit + weight * area)
+        if not moved:
             continue
         if s.levels[COST] - cost + weight * (s.counts[AREA] - area) > limit:
             undo(m, s)
@@ -60,7 +60,7 @@ def anneal(m, s, moves, hot, cold, free):  # type: ignore[no-untyped-def]
 
 @kernel
 def _adapt_weight(m, s):  # type: ignore[no-untyped-def]
-    """Let the weight follow the share of fitting states, half of which should fit."""
+    """Adapt the weight so that about half of the states fit."""
     if s.counts[AREA] == 0:
         s.counts[FITTING] += 1
     s.counts[SEEN] += 1
@@ -82,7 +82,7 @@ def _keep(s):  # type: ignore[no-untyped-def]
 
 @kernel
 def _copy_before(s, log):  # type: ignore[no-untyped-def]
-    """Keep the sequence as it stood before the logged move, which leaves the best state."""
+    """Keep the sequence from before the logged move, which leaves the best state."""
     _keep(s)
     for place in range(log - 1, -1, -1):
         op, slot, kind = s.log[place, 0], s.log[place, 1], s.log[place, 2]

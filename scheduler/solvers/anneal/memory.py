@@ -1,6 +1,6 @@
-"""Compiled kernels of slot annealing: memory kept exactly while runs come and go.
+"""Compiled kernels of slot annealing: update memory exactly when runs are inserted or removed.
 
-When a run enters or leaves, only the ends of a few instances move, and each moved end is one
+An insertion or removal moves the ends of only a few instances, and each moved end is one
 addition over a contiguous range of slots.
 """
 
@@ -24,7 +24,7 @@ from scheduler.solvers.anneal.state import (
 
 @kernel
 def _refresh_block(s, block):  # type: ignore[no-untyped-def]
-    """Recount a block's highest memory and its area over budget."""
+    """Recompute a block's highest memory and its area over budget."""
     first = block * BLOCK
     highest = s.memory[first]
     for i in range(first + 1, first + BLOCK):
@@ -69,22 +69,22 @@ def _add(s, first, stop, amount):  # type: ignore[no-untyped-def]
 
 @kernel
 def serving(m, s, tensor, slot):  # type: ignore[no-untyped-def]
-    """Return the last slot before this one that makes a tensor, and its group there; -1 for none."""
+    """Return the last slot before this one that produces a tensor, and its group there; -1 for none."""
     best, group = -1, 0
-    for e in range(m.maker_start[tensor], m.maker_start[tensor + 1]):
-        op = m.makers[e]
+    for e in range(m.producer_start[tensor], m.producer_start[tensor + 1]):
+        op = m.producers[e]
         k = s.times_run[op] - 1
         while k >= 0 and s.occurrences[op, k] >= slot:
             k -= 1
         if k >= 0 and s.occurrences[op, k] > best:
             best = s.occurrences[op, k]
-            group = m.maker_group[e]
+            group = m.producer_group[e]
     return best, group
 
 
 @kernel
 def last_read(m, s, tensor, after, before):  # type: ignore[no-untyped-def]
-    """Return the last slot strictly between two that reads a tensor, or the first of the two."""
+    """Return the last slot strictly between two slots that reads a tensor, or the first of the two."""
     best = after
     for e in range(m.reader_start[tensor], m.reader_start[tensor + 1]):
         op = m.readers[e]
@@ -109,9 +109,9 @@ def _next_run(s, ops, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def next_make(m, s, tensor, slot):  # type: ignore[no-untyped-def]
-    """Return the first slot after this one that makes a tensor; the number of slots for none."""
-    return _next_run(s, m.makers[m.maker_start[tensor] : m.maker_start[tensor + 1]], slot)
+def next_production(m, s, tensor, slot):  # type: ignore[no-untyped-def]
+    """Return the first slot after this one that produces a tensor; the number of slots for none."""
+    return _next_run(s, m.producers[m.producer_start[tensor] : m.producer_start[tensor + 1]], slot)
 
 
 @kernel
@@ -122,8 +122,8 @@ def next_read(m, s, tensor, slot):  # type: ignore[no-untyped-def]
 
 @kernel
 def end_of(m, s, tensor, slot):  # type: ignore[no-untyped-def]
-    """Return the last slot that holds what was made of a tensor at a slot."""
-    following = next_make(m, s, tensor, slot)
+    """Return the last slot that needs the tensor produced at a slot."""
+    following = next_production(m, s, tensor, slot)
     if following == s.run.shape[0] and m.is_result[tensor]:
         return following - 1
     return last_read(m, s, tensor, slot, following)
@@ -148,7 +148,7 @@ def _refresh_instance(m, s, slot, group):  # type: ignore[no-untyped-def]
 
 @kernel
 def insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
-    """Put a run into an empty slot; its inputs are made before it."""
+    """Insert a run into an empty slot; its inputs must be available there."""
     s.run[slot] = op
     s.fixed[slot] = fixed
     _add(s, slot, slot + 1, HIDDEN + m.workspace[op])
@@ -181,7 +181,7 @@ def insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
 
 @kernel
 def remove(m, s, slot):  # type: ignore[no-untyped-def]
-    """Empty a slot."""
+    """Remove the run of a slot."""
     op = s.run[slot]
     k = s.times_run[op] - 1
     while s.occurrences[op, k] != slot:

@@ -1,10 +1,10 @@
-"""Compiled kernels of slot annealing: the random moves, and what undoes them."""
+"""Compiled kernels of slot annealing: the random moves, and how to undo them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from scheduler.solvers.anneal.memory import end_of, insert, last_read, next_make, next_read, remove, serving
+from scheduler.solvers.anneal.memory import end_of, insert, last_read, next_production, next_read, remove, serving
 from scheduler.solvers.anneal.state import (
     AREA,
     BLOCK,
@@ -21,41 +21,43 @@ from scheduler.solvers.anneal.state import (
     kernel,
 )
 
-DIRECTED, TRIES = 0.7, 40
-"""Share of insertions over budget that aim at a slot over budget, and how often they look for a tensor there."""
-INSERTIONS, INSERTIONS_OVER, SHIFTS = 0.25, 0.55, 0.25
-"""Shares of insertions in fitting states and in those over budget, and of shifts; the rest are drops."""
+DIRECTED_SHARE = 0.7
+"""Over budget, the share of insertions that target a slot over budget."""
+DIRECTED_TRIES = 40
+"""Number of tries to find a tensor that is live at that slot."""
+INSERTION_SHARE, INSERTION_SHARE_OVER_BUDGET, SHIFT_SHARE = 0.25, 0.55, 0.25
+"""Shares of insertions if the state fits and if it is over budget, and of shifts; all other moves are drops."""
 
 
 @kernel
 def change(m, s, limit):  # type: ignore[no-untyped-def]
     """Insert, drop or shift a recomputation; insert more often where memory is over budget."""
     kind = draw(s)
-    if kind < (INSERTIONS_OVER if s.counts[AREA] > 0 else INSERTIONS):
-        return _again(m, s, limit)
-    if kind < 1.0 - SHIFTS:
+    if kind < (INSERTION_SHARE_OVER_BUDGET if s.counts[AREA] > 0 else INSERTION_SHARE):
+        return _insert_recomputation(m, s, limit)
+    if kind < 1.0 - SHIFT_SHARE:
         return _drop(m, s)
     return _shift(m, s)
 
 
 @kernel
-def _again(m, s, limit):  # type: ignore[no-untyped-def]
-    """Insert a recomputation of a random input before a random reader, recursively for its inputs."""
-    tensor, low, reader = _gap_over(m, s) if s.counts[AREA] > 0 and draw(s) < DIRECTED else _any_gap(m, s)
-    if tensor < 0 or m.remake[tensor] < 0:
+def _insert_recomputation(m, s, limit):  # type: ignore[no-untyped-def]
+    """Insert a recomputation of a random input before a random reader, and of its inputs, recursively."""
+    tensor, low, reader = _gap_over(m, s) if s.counts[AREA] > 0 and draw(s) < DIRECTED_SHARE else _any_gap(m, s)
+    if tensor < 0 or m.recompute[tensor] < 0:
         return False
     slot = _empty_slot(s, low, reader, draw(s) < 0.8)
     if slot < 0:
         return False
     eager = draw(s)
-    s.links[0, 0], s.links[0, 1] = m.remake[tensor], slot
+    s.links[0, 0], s.links[0, 1] = m.recompute[tensor], slot
     s.run[slot] = RESERVED
-    links, good = _link_inputs(m, s, eager)
+    links, feasible = _link_inputs(m, s, eager)
     extra = 0.0
     for i in range(links):
         s.run[s.links[i, 1]] = -1
         extra += m.time[s.links[i, 0]]
-    if not good or extra > limit or s.counts[LOOSE] + links >= s.loose.shape[0]:
+    if not feasible or extra > limit or s.counts[LOOSE] + links >= s.loose.shape[0]:
         return False
     _sort_links(s, links)
     for i in range(links):
@@ -65,7 +67,7 @@ def _again(m, s, limit):  # type: ignore[no-untyped-def]
 
 @kernel
 def _link_inputs(m, s, eager):  # type: ignore[no-untyped-def]
-    """Link inputs that are gone to the first link, recursively; return how many links, and whether all can be made."""
+    """Link recomputations of missing inputs to the first link, recursively; return their number and feasibility."""
     links, done = 1, 0
     while done < links:
         op, slot = s.links[done, 0], s.links[done, 1]
@@ -77,15 +79,15 @@ def _link_inputs(m, s, eager):  # type: ignore[no-untyped-def]
             source, group = serving(m, s, tensor, slot)
             if source < 0:
                 return links, False
-            again = m.remake[tensor]
-            if again < 0 or s.end[source, group] >= slot or links == MOST_LINKS or draw(s) >= eager:
+            producer = m.recompute[tensor]
+            if producer < 0 or s.end[source, group] >= slot or links == MOST_LINKS or draw(s) >= eager:
                 continue
-            if _is_linked(s, links, again, slot):
+            if _is_linked(s, links, producer, slot):
                 continue
             place = _empty_slot(s, last_read(m, s, tensor, source, slot), slot, True)
             if place >= 0:
                 s.run[place] = RESERVED
-                s.links[links, 0], s.links[links, 1] = again, place
+                s.links[links, 0], s.links[links, 1] = producer, place
                 links += 1
     return links, True
 
@@ -101,7 +103,7 @@ def _is_linked(s, links, op, slot):  # type: ignore[no-untyped-def]
 
 @kernel
 def _sort_links(s, links):  # type: ignore[no-untyped-def]
-    """Sort the links by their slots: an input reserved below its reader goes in first."""
+    """Sort the links by their slots, so that inputs are inserted before their readers."""
     for i in range(1, links):
         op, slot = s.links[i, 0], s.links[i, 1]
         k = i
@@ -113,7 +115,7 @@ def _sort_links(s, links):  # type: ignore[no-untyped-def]
 
 @kernel
 def _drop(m, s):  # type: ignore[no-untyped-def]
-    """Remove a recomputation, and the recomputed inputs that nobody reads any more."""
+    """Remove a recomputation, and the recomputed inputs that nothing else reads."""
     if s.counts[LOOSE] == 0:
         return False
     slot = s.loose[_pick(s, s.counts[LOOSE])]
@@ -130,8 +132,8 @@ def _drop(m, s):  # type: ignore[no-untyped-def]
         _do_remove(m, s, slot)
         for e in range(m.input_start[op], m.input_start[op + 1]):
             source, _ = serving(m, s, m.inputs[e], slot)
-            room = height < MOST_LINKS and s.counts[LOG] < MOST_LINKS
-            if room and source >= 0 and not s.fixed[source] and _is_useless(m, s, source):
+            has_space = height < MOST_LINKS and s.counts[LOG] < MOST_LINKS
+            if has_space and source >= 0 and not s.fixed[source] and _is_useless(m, s, source):
                 s.links[height, 0] = source
                 height += 1
     return True
@@ -139,7 +141,7 @@ def _drop(m, s):  # type: ignore[no-untyped-def]
 
 @kernel
 def _shift(m, s):  # type: ignore[no-untyped-def]
-    """Move a recomputation between the making before it and its first reader."""
+    """Move a recomputation to another slot between the previous production and its first reader."""
     if s.counts[LOOSE] == 0:
         return False
     slot = s.loose[_pick(s, s.counts[LOOSE])]
@@ -165,7 +167,7 @@ def _shift(m, s):  # type: ignore[no-untyped-def]
 
 @kernel
 def shift_first(m, s):  # type: ignore[no-untyped-def]
-    """Move a first run between the first makings of its inputs and its first reader."""
+    """Move a first run to another slot between the first productions of its inputs and its first reader."""
     op = s.firsts[_pick(s, s.counts[FIRSTS])]
     if s.lead[op] != op:
         return False
@@ -173,7 +175,7 @@ def shift_first(m, s):  # type: ignore[no-untyped-def]
     slots = s.run.shape[0]
     low, high = -1, slots
     for e in range(m.input_start[op], m.input_start[op + 1]):
-        low = max(low, next_make(m, s, m.inputs[e], -1))
+        low = max(low, next_production(m, s, m.inputs[e], -1))
     for e in range(m.output_start[op], m.output_start[op + 1]):
         high = min(high, next_read(m, s, m.outputs[e], -1))
     for e in range(m.task_start[task], m.task_start[task + 1]):
@@ -195,7 +197,7 @@ def shift_first(m, s):  # type: ignore[no-untyped-def]
 
 @kernel
 def undo(m, s):  # type: ignore[no-untyped-def]
-    """Take back the logged move."""
+    """Undo the logged move."""
     for place in range(s.counts[LOG] - 1, -1, -1):
         op, slot, kind = s.log[place, 0], s.log[place, 1], s.log[place, 2]
         if kind == INSERTED:
@@ -207,7 +209,7 @@ def undo(m, s):  # type: ignore[no-untyped-def]
 
 @kernel
 def update_phases(m, s):  # type: ignore[no-untyped-def]
-    """Follow a moved first run."""
+    """Update the borders of the phases after a first run has moved."""
     old, new = s.log[0, 1], s.log[1, 1]
     if m.backward[s.run[new]]:
         if new < s.counts[FIRST_BACKWARD]:
@@ -228,7 +230,7 @@ def update_phases(m, s):  # type: ignore[no-untyped-def]
 
 @kernel
 def _any_gap(m, s):  # type: ignore[no-untyped-def]
-    """Return a random input of a random run, the last slot that holds it before, and the run's slot."""
+    """Return a random input of a random run, the slot of its previous use or production, and the run's slot."""
     firsts = s.counts[FIRSTS]
     pick = _pick(s, firsts + s.counts[LOOSE])
     reader = s.fixed_slot[s.firsts[pick]] if pick < firsts else s.loose[pick - firsts]
@@ -243,9 +245,9 @@ def _any_gap(m, s):  # type: ignore[no-untyped-def]
 
 @kernel
 def _gap_over(m, s):  # type: ignore[no-untyped-def]
-    """Return a tensor held across a slot over budget, that slot or a later read, and the next read after it."""
+    """Return a tensor that is live across a slot over budget, that slot, and the next slot that reads it."""
     over = _slot_over(s)
-    for _ in range(TRIES):
+    for _ in range(DIRECTED_TRIES):
         slot = _pick(s, over + 1)
         op = s.run[slot]
         if op < 0 or slot == over:
@@ -262,7 +264,7 @@ def _gap_over(m, s):  # type: ignore[no-untyped-def]
 
 @kernel
 def _slot_over(s):  # type: ignore[no-untyped-def]
-    """Return a random slot over budget, where there is one."""
+    """Return a random slot over budget; there must be one."""
     blocks = s.area.shape[0]
     block = _pick(s, blocks)
     while s.area[block] == 0:
@@ -275,7 +277,7 @@ def _slot_over(s):  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_needed(m, s, slot):  # type: ignore[no-untyped-def]
-    """Return whether nothing before a slot could serve those whom its run serves."""
+    """Return whether no earlier run could serve the readers of the run of a slot."""
     op = s.run[slot]
     for e in range(m.output_start[op], m.output_start[op + 1]):
         tensor = m.outputs[e]
@@ -287,6 +289,7 @@ def _is_needed(m, s, slot):  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_useless(m, s, slot):  # type: ignore[no-untyped-def]
+    """Return whether nothing reads the outputs of the run of a slot."""
     op = s.run[slot]
     end = slot
     for group in range(m.group_start[op + 1] - m.group_start[op]):
@@ -296,7 +299,7 @@ def _is_useless(m, s, slot):  # type: ignore[no-untyped-def]
 
 @kernel
 def _empty_slot(s, low, high, near):  # type: ignore[no-untyped-def]
-    """Return an empty slot strictly between two, the last one or a random one; -1 if none is found."""
+    """Return an empty slot strictly between two slots: the last one or a random one; -1 if none is found."""
     if high - low < 2:
         return -1
     start = high - 1 if near else low + 1 + _pick(s, high - low - 1)
@@ -308,6 +311,7 @@ def _empty_slot(s, low, high, near):  # type: ignore[no-untyped-def]
 
 @kernel
 def _near_or_far(s, slot, low, high):  # type: ignore[no-untyped-def]
+    """Return an empty slot strictly between two slots, half of the time near a given slot; -1 if none is found."""
     if draw(s) < 0.5:
         reach = 2 + _pick(s, 24)
         low, high = max(low, slot - reach), min(high, slot + reach)
@@ -336,7 +340,7 @@ def _note(s, op, slot, kind):  # type: ignore[no-untyped-def]
 
 @kernel
 def draw(s):  # type: ignore[no-untyped-def]
-    """Return a number in [0, 1): xorshift64*, owned by the walker."""
+    """Return a random number in [0, 1), from the walker's own xorshift64* generator."""
     x = s.random[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -347,4 +351,5 @@ def draw(s):  # type: ignore[no-untyped-def]
 
 @kernel
 def _pick(s, count):  # type: ignore[no-untyped-def]
+    """Return a random integer in [0, count)."""
     return min(int(draw(s) * count), count - 1)

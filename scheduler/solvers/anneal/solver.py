@@ -1,4 +1,4 @@
-"""Slot annealing: random changes of a sequence of runs, memory kept exactly, worse ones less and less."""
+"""Slot annealing: change a sequence of runs at random, with exact memory, and accept worse ones less and less."""
 
 from __future__ import annotations
 
@@ -36,90 +36,60 @@ from scheduler.solvers.greedy import GreedySearch
 from scheduler.solvers.registry import Report, ignore_report
 
 WALKERS = 2
-FIRST_ROUND = 200
+"""Number of threads, each of which anneals one sequence."""
+FIRST_ROUND_MOVES = 200
 """Moves of a walker in the first round, per operation."""
-SHARE_OF_TIME = 0.85
-"""The rest is left to prove a bound in: annealing proves nothing itself."""
-GROWTH = 1.4
-"""Of a round over the one before: several fresh starts of a useful length beat one long one."""
+TIME_SHARE = 0.85
+"""Share of the time limit; the rest is for a bound from another solver, because annealing proves nothing."""
+ROUND_GROWTH = 1.4
+"""Ratio of the moves of successive rounds: several fresh starts of a useful length beat one long one."""
 PATIENCE = 50
-"""A search ends when it has gone on this many times as long as it took to find its best."""
+"""A search ends when its moves exceed this multiple of the moves that found its best schedule."""
 LEAST_MOVES = 50
-"""Moves of a search before patience ends, per triple of operations."""
+"""No search ends for lack of patience before so many moves per triple of operations."""
 CHUNK_MOVES, CHUNK_WORK = 30_000, 2 * 10**8
-"""Moves between two looks at the clock: at most the first, and about the second divided by the operations."""
-MOVES_PER_SPREAD = 20
-"""Moves between two times that the runs are spaced evenly, per operation."""
+"""Moves between two readings of the clock: at most the first, and about the second over the number of operations."""
+SPREAD_MOVES = 20
+"""Moves after which the runs are spaced evenly over the slots again, per operation."""
 HOT, WARM, COLD = 0.5, 0.1, 0.005
-"""Temperatures in mean times of an operation: at the start of a round of the walkers that roam,
-of the one that betters what fits already, and at the end."""
+"""Temperatures in mean times of an operation: at the start of a round from the initial schedule, at the
+start of a round from the best schedule, and at the end of every round."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the best schedule that annealing over sequences of runs finds.
 
-    A recomputation comes (with recomputations of inputs that are gone), goes (with those
-    that only it read) or moves; in any order, first runs move too. The energy is the time
-    plus a weight times the area of memory over budget. Two walkers, each with its own
-    random numbers, anneal again and again, in turn from the best schedule known and afresh,
-    each time for longer; they stop before the deadline if that has long been in vain.
+    A move inserts a recomputation (and recomputations of its missing inputs), drops one (and
+    those that only it reads) or shifts one; in any order, first runs shift too. The energy is
+    the time plus a weight times the area of memory over budget. Two walkers, each with its own
+    random numbers, anneal in rounds of growing length, alternately from the best schedule
+    known and from the save-everything schedule. They stop before the deadline if they have
+    found nothing better for a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
-    allows it. When: irregular graphs, where cuts leave a gap; up to some 10^4 operations,
-    beyond 10^3 rather to polish another solver's schedule (`polish`). Cost: anytime; of the
-    order of 10^6 moves a second at 10^2 operations. Memory: at most 16 MiB and 8 KiB an operation.
-    Reference: Imanishi et al. 2023 (FastSA) for annealing over sequences in any order.
+    allows it. When: irregular graphs, where `ilp` leaves a gap; up to some 10^4 operations,
+    beyond 10^3 rather to improve another solver's schedule (`Problem.starts`). Cost: anytime;
+    on the order of 10^6 moves a second at 10^2 operations. Memory: at most 16 MiB and 8 KiB an
+    operation. Reference: Imanishi et al. 2023 (FastSA) for annealing over sequences in any order.
     """
-    return search(problem, deadline=deadline.within(SHARE_OF_TIME * deadline.remaining), seed=seed)
+    return search(problem, deadline=deadline.within(TIME_SHARE * deadline.remaining), seed=seed)
 
 
 def search(
     problem: Problem, *, deadline: Deadline, seed: int, walkers: int = WALKERS, report: Report = ignore_report
 ) -> Proposal:
-    """Do as `propose` does, with that many walkers, each in a thread of its own, and report what each round betters."""
-    found = _Search(problem, walkers, report)
+    """Return what `propose` returns, with so many walkers, and report each improvement."""
+    found = Annealing(problem, walkers, report)
     if problem.floor.bytes > problem.budget_bytes:
         return replace(found.proposal(), infeasible=True)
     for start in (problem.save_everything, *problem.starts):
         found.offer(start)
-    if not found.closed:
+    if not found.is_optimal:
         greedy = GreedySearch(problem.graph, problem.budget_bytes)
         greedy.fit(deadline.within(0.1 * deadline.remaining))
         found.offer(greedy.schedule())
         found.run(problem.save_everything, deadline, seed)
     return replace(found.proposal(), messages=(f"annealing moves: {found.moves}",))
-
-
-def polish(problem: Problem, start: Schedule, *, deadline: Deadline, seed: int, moves: int | None = None) -> Schedule:
-    """Return the best schedule that annealing finds from this one.
-
-    Parameters
-    ----------
-    problem : Problem
-    start : Schedule
-        A schedule of the graph in the problem's order; one over budget serves as well.
-    deadline : Deadline
-    seed : int
-    moves : int, optional
-        Of all walkers together. The answer then depends on the arguments only, unless the
-        deadline comes first.
-
-    Returns
-    -------
-    Schedule
-        The start itself if nothing faster that fits was found.
-
-    Raises
-    ------
-    InvalidScheduleError
-        If the start breaks a rule.
-    """
-    simulate(problem.graph, start)
-    found = _Search(problem)
-    found.offer(start)
-    if not found.closed:
-        found.run(start, deadline, seed, moves)
-    return found.best or start
 
 
 class Walker:
@@ -131,7 +101,7 @@ class Walker:
     model : Model
     seed : int
     free : bool
-        Whether first runs move too.
+        Whether first runs shift too.
     """
 
     def __init__(self, contraction: Contraction, model: Model, seed: int, *, free: bool) -> None:
@@ -158,7 +128,7 @@ class Walker:
         self.state.levels[WEIGHT] = hot * self.unit_time / self.unit_bytes
 
     def cool(self, hot: float, moves: int, deadline: Deadline) -> None:
-        """Move while the temperature falls from hot to cold; hasten if time runs short.
+        """Make moves while the temperature falls from `hot` to `COLD`, faster if time runs short.
 
         Parameters
         ----------
@@ -171,7 +141,7 @@ class Walker:
         done = unspread = 0
         at = 0.0
         while at < 1 and not deadline.stopped:
-            if unspread >= MOVES_PER_SPREAD * len(self.model.time):
+            if unspread >= SPREAD_MOVES * len(self.model.time):
                 filled = self.state.run >= 0
                 self._spread(self.state.run[filled], self.state.fixed[filled])
                 unspread = 0
@@ -185,7 +155,7 @@ class Walker:
         self.seconds += clock.now() - started
 
     def best(self) -> Schedule | None:
-        """Return the fastest fitting schedule since the start, if it is faster than the start."""
+        """Return the fastest schedule that fits, if it is faster than the start."""
         if not self.state.counts[KEPT]:
             return None
         kept = self.state.kept_run
@@ -201,12 +171,20 @@ class Walker:
 
 
 def _mean(values: Ints | Floats) -> float:
-    """Return the mean of what is above 0; 1 if nothing is."""
+    """Return the mean of the positive values; 1 if there are none."""
     return float(values[values > 0].mean()) if (values > 0).any() else 1.0
 
 
-class _Search:
-    """The best schedule simulated so far, and the rounds that better it."""
+class Annealing:
+    """The best schedule so far, and rounds of annealing that improve it.
+
+    Parameters
+    ----------
+    problem : Problem
+    walkers : int
+    report : callable
+        Called with each improvement.
+    """
 
     def __init__(self, problem: Problem, walkers: int = WALKERS, report: Report = ignore_report) -> None:
         self.problem = problem
@@ -219,42 +197,52 @@ class _Search:
         self.moves_at_best = 0
 
     @property
-    def closed(self) -> bool:
+    def is_optimal(self) -> bool:
         """Whether no schedule can be faster."""
         return relative_gap(self.best_time, self.problem.least_time) <= TOLERANCE
 
     @property
-    def tired(self) -> bool:
-        """Whether going on is not worth while."""
+    def is_exhausted(self) -> bool:
+        """Whether the search has gone on too long without an improvement."""
         return self.moves > max(PATIENCE * self.moves_at_best, LEAST_MOVES * len(self.problem.graph.operations) ** 3)
 
     def offer(self, schedule: Schedule) -> None:
-        """Judge a schedule, and keep it if it fits and is faster."""
+        """Simulate a schedule, and keep it if it is valid, fits and is faster."""
         problem = self.problem
         try:
-            simulated = simulate(problem.graph, schedule)
+            simulation = simulate(problem.graph, schedule)
         except InvalidScheduleError:
             return
         if not problem.reorder and not follows_input_order(problem.graph, schedule):
             return
-        if simulated.peak_bytes <= problem.budget_bytes and simulated.time < self.best_time:
-            self.best, self.best_time, self.moves_at_best = schedule, simulated.time, self.moves
+        if simulation.peak_bytes <= problem.budget_bytes and simulation.time < self.best_time:
+            self.best, self.best_time, self.moves_at_best = schedule, simulation.time, self.moves
 
     def proposal(self) -> Proposal:
-        """Return the best so far."""
+        """Return the best schedule so far."""
         return Proposal(self.best, "any order" if self.problem.reorder else "input order")
 
     def run(self, start: Schedule, deadline: Deadline, seed: int, most_moves: int | None = None) -> None:
-        """Anneal until time is up, the moves are spent, Ctrl-C, or going on is not worth while."""
+        """Anneal until time or moves run out, or further search is not worthwhile.
+
+        Parameters
+        ----------
+        start : Schedule
+        deadline : Deadline
+        seed : int
+        most_moves : int, optional
+            Of all walkers together. With this limit, and if the deadline does not come first,
+            the result depends on the arguments only.
+        """
         contraction = Contraction(self.problem.graph)
         model = contraction.model(self.problem.budget_bytes)
         free = self.problem.reorder
         walkers = [Walker(contraction, model, seed * self.count + k, free=free) for k in range(self.count)]
         deadline = deadline.within(deadline.remaining)
-        length = FIRST_ROUND * len(self.problem.graph.operations)
+        length = FIRST_ROUND_MOVES * len(self.problem.graph.operations)
         with ThreadPoolExecutor(self.count) as pool:
             try:
-                while not (self.closed or self.tired or deadline.passed):
+                while not (self.is_optimal or self.is_exhausted or deadline.passed):
                     if most_moves is not None:
                         left: float = (most_moves - self.moves) // self.count
                     elif self.moves:
@@ -265,20 +253,20 @@ class _Search:
                         left = 3 * length
                     if left < 1:
                         break
-                    # What would be left over by a last full round makes it longer instead.
+                    # A remainder too short for another round extends this one.
                     moves = length if left >= 3 * length else int(left)
                     self._round(pool, walkers, start, moves, deadline)
-                    length = int(GROWTH * length)
+                    length = int(ROUND_GROWTH * length)
             finally:
                 deadline.stop()
 
     def _round(
         self, pool: ThreadPoolExecutor, walkers: Sequence[Walker], start: Schedule, moves: int, deadline: Deadline
     ) -> None:
-        """Let every other walker anneal from the best so far, the rest afresh, and judge what they find."""
-        best, fresh = runs_of(self.problem.graph, self.best or start), runs_of(self.problem.graph, start)
+        """Anneal once with each walker, alternately from the best schedule and from the start; keep what is better."""
+        best, initial = runs_of(self.problem.graph, self.best or start), runs_of(self.problem.graph, start)
         turns = range(self.rounds, self.rounds + self.count)
-        starts = [(best, WARM) if turn % 2 and self.best else (fresh, HOT) for turn in turns]
+        starts = [(best, WARM) if turn % 2 and self.best else (initial, HOT) for turn in turns]
         self.rounds += 1
         futures = [
             pool.submit(_anneal, walker, begin, hot, moves, deadline)
@@ -295,7 +283,7 @@ class _Search:
 
 
 def _anneal(walker: Walker, runs: Sequence[int], hot: float, moves: int, deadline: Deadline) -> Schedule | None:
-    """Anneal once from a start; return what is faster than it and fits."""
+    """Anneal once; return the fastest schedule that fits, if it is faster than the start."""
     walker.load(runs, hot)
     walker.cool(hot, moves, deadline)
     return walker.best()

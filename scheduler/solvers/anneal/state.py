@@ -1,8 +1,8 @@
-"""The state of slot annealing: a sequence of runs in an array of slots, and the memory that it takes.
+"""The state of slot annealing: a sequence of runs in an array of slots, and its memory.
 
-A slot is empty or holds one run. An instance is what one run makes on one storage (a group of
-its outputs); it lives from its slot to its end, the last reader served by it. Memory is kept
-per slot, in blocks with a pending addition each, so that a long range costs a few steps per
+A slot is empty or holds one run. An instance is the output of one run on one storage (a group of
+its outputs); it is live from its slot to its end, the slot of its last reader. Memory is stored
+per slot, in blocks with one pending addition each, so that a long range costs a few steps per
 block.
 """
 
@@ -20,29 +20,32 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 BLOCK = 64
+"""Slots per block."""
 HIDDEN = 2**61
-"""Taken off the memory of empty slots, so that they never count as over budget."""
+"""Subtracted from the memory of empty slots, so that they never count as over budget."""
 RESERVED = -2
+"""Entry of `State.run` for a slot that a move in progress will use."""
 MOST_LINKS = 32
-"""Longest list of runs that one move inserts."""
+"""Largest number of runs that one move inserts."""
 
 AREA, LOOSE, LAST_FORWARD, FIRST_BACKWARD, LOG, KEPT, STALE, FIRSTS, FITTING, SEEN = range(10)
 """Entries of `State.counts`."""
 COST, BEST, WEIGHT = range(3)
 """Entries of `State.levels`."""
 INSERTED, REMOVED, REMOVED_FIXED = range(3)
-"""What `State.log` says of a slot."""
+"""Kinds of entries of `State.log`."""
 
 kernel = compiled(nogil=True, _nrt=False)
-"""No kernel of annealing makes an array, so no references are counted: that took five sixths of the time."""
+"""No kernel of annealing creates an array, so reference counts are disabled: they took five sixths of the time."""
 
 
 class Model(NamedTuple):
-    """What never changes: the contracted graph and the budget, as flat arrays.
+    """The constant data: the contracted graph and the budget, as flat arrays.
 
-    Rows are addressed by `start[i]:start[i + 1]`. Inputs, outputs and groups are per
-    operation, makers and readers per tensor; `remake` is the operation that makes a tensor
-    again, -1 for none; `budget` has the bytes beyond the resident ones.
+    Row i is `start[i]:start[i + 1]`. Inputs, outputs and groups are per operation, producers
+    and readers per tensor, members per task. `output_group` and `producer_group` are the
+    group of an output among those of its operation. `recompute` is the operation that
+    recomputes a tensor, -1 for none. `budget` has one entry: bytes without the resident ones.
     """
 
     input_start: Ints
@@ -52,15 +55,15 @@ class Model(NamedTuple):
     output_group: Ints
     group_start: Ints
     group_bytes: Ints
-    maker_start: Ints
-    makers: Ints
-    maker_group: Ints
+    producer_start: Ints
+    producers: Ints
+    producer_group: Ints
     reader_start: Ints
     readers: Ints
     task_start: Ints
     task_members: Ints
     task: Ints
-    remake: Ints
+    recompute: Ints
     is_result: Flags
     backward: Flags
     time: Floats
@@ -69,16 +72,16 @@ class Model(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a walker owns; `run[slot]` is an operation, -1 (empty) or `RESERVED`.
+    """The mutable data of a walker; `run[slot]` is an operation, -1 (empty) or `RESERVED`.
 
-    Per slot: `fixed` marks the runs that stay: the first of each task, by the operation that
-    leads it, and of each required operation; all others are `loose`. `end` is the last slot
-    of each instance that the run makes; `memory` is relative to the budget, with `pending`
-    of its block still to be added. Per operation: `occurrences`, the first `times_run` of
-    them, are its slots, ascending; `fixed_slot` is that of its fixed run; `lead` leads its
-    task. Per block: its `highest` memory, without what is pending, and its `area` over
-    budget. `log` says what the last move did, `links` is its scratch space, `kept_run` the
-    best fitting sequence.
+    Per slot: `fixed` marks the runs that are never dropped: the first one of each task, by the
+    task's leading operation, and of each required operation; all others are `loose`. `end` is
+    the last slot of each instance that the run produces; `memory` is relative to the budget,
+    without the block's `pending` addition. Per operation: the first `times_run` entries of
+    `occurrences` are its slots, ascending; `fixed_slot` is the slot of its fixed run; `lead` is
+    the leading operation of its task. Per block: its `highest` memory, without the pending
+    addition, and its `area` over budget. `log` lists the changes of the last move, `links` is
+    scratch space of a move, `kept_run` is the best sequence that fits.
     """
 
     run: Ints
@@ -105,7 +108,7 @@ class State(NamedTuple):
 
 
 def new_state(model: Model, slots: int, most: int, random: npt.NDArray[np.uint64]) -> State:
-    """Return an empty state: a multiple of `BLOCK` slots, at most `most` runs of one operation."""
+    """Return an empty state of a multiple of `BLOCK` slots, for at most `most` runs of each operation."""
     operations, blocks = len(model.time), slots // BLOCK
     groups = max(1, int(np.diff(model.group_start).max()))
 

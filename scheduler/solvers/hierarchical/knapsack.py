@@ -1,4 +1,4 @@
-"""The multiple-choice knapsack within a slack of its Lagrangian bound."""
+"""Solve the multiple-choice knapsack within a slack of its Lagrangian bound."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ import numpy as np
 import numpy.typing as npt
 
 Options = npt.NDArray[np.float64]
-"""Shape (options, 2): bytes, and by how much time + price x bytes exceeds the least of the item."""
+"""Shape (options, 2): bytes, and by how much time + price x bytes exceeds the item's least."""
 
 MOST_LABELS = 100_000
 
 
 class TooManyLabelsError(Exception):
-    """The slack lets through more partial sums than are followed."""
+    """More than `MOST_LABELS` partial sums lie within the slack."""
 
 
 def choose(items: Sequence[Options], limit: int, price: float, slack: float) -> tuple[float, list[int]] | None:
-    """Choose one option per item so that the bytes fit and the time is least.
+    """Choose one option per item: the least time whose bytes fit.
 
     Parameters
     ----------
     items : sequence of ndarray
     limit : int
-        Of the sum of bytes.
+        Upper limit of the sum of bytes.
     price : float
         Time per byte.
     slack : float
-        By how much the answer may exceed the Lagrangian bound.
+        Largest excess of the answer over the Lagrangian bound.
 
     Returns
     -------
     float, list of int
-        What the least time exceeds the Lagrangian bound by, and the option of each item; or
-        None: all choices exceed the bound by more than the slack.
+        Excess of the least time over the Lagrangian bound, and the option of each item; None
+        if every choice exceeds the bound by more than the slack.
 
     Raises
     ------
     TooManyLabelsError
+        If more than `MOST_LABELS` partial sums lie within the slack.
     """
     size, over = np.zeros(1), np.zeros(1)
     rest = np.cumsum([0.0, *(options[:, 0].min() if len(options) else math.inf for options in reversed(items))])[-2::-1]
@@ -52,7 +53,7 @@ def choose(items: Sequence[Options], limit: int, price: float, slack: float) -> 
             return None
         time = all_over[keep] - price * all_size[keep]
         rank = np.lexsort((time, all_size[keep]))
-        # Of partial sums with no fewer bytes, only faster ones are of use.
+        # A partial sum with as many bytes or more is useful only if it is faster.
         lowest = np.minimum.accumulate(time[rank])
         keep = keep[rank[np.concatenate([[True], time[rank][1:] < lowest[:-1] - 1e-12 * slack])]]
         if len(keep) > MOST_LABELS:

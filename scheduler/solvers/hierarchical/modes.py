@@ -1,4 +1,4 @@
-"""Ways to run a block: how many bytes to keep from its forward to its backward, and what that costs."""
+"""Find ways to run a block: bytes kept between its forward and its backward, against time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from scheduler.solvers.ilp.frontier import CutFrontier
 from scheduler.solvers.ilp.relaxation import CutRelaxation, Precedence
 from scheduler.solvers.ilp.solver import decode
 
-_LOWER = 0.8
-"""Of the peak of a backward, that of the next mode to look for."""
+_PEAK_RATIO = 0.8
+"""Peak that the next mode's backward should reach, as a share of this mode's."""
 _MOST_CUTS = 4
+"""Cuts of the integer program that looks for a mode with a lower backward peak."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class BlockMode:
     Attributes
     ----------
     runs : tuple of int
-        Operations of the block's graph; first those of the forward, each once.
+        Operations of the block's graph; the forward comes first, each operation once.
     time : float
-        Of all runs.
+        Sum over all runs.
     saved_bytes : int
         Kept between forward and backward.
     forward_bytes, backward_bytes : int
-        Peaks of the two parts.
+        Peaks of the forward and of the backward.
     """
 
     runs: tuple[int, ...]
@@ -43,7 +44,7 @@ class BlockMode:
     backward_bytes: int
 
     def dominates(self, other: BlockMode) -> bool:
-        """Return whether this mode is nowhere worse."""
+        """Return whether this mode is at least as good in every respect."""
         return (
             self.time <= other.time
             and self.saved_bytes <= other.saved_bytes
@@ -53,14 +54,14 @@ class BlockMode:
 
 
 class BlockModes:
-    """The modes of a block's graph found so far; the first recomputes nothing.
+    """The modes of a block's graph found so far; the first one recomputes nothing.
 
     Parameters
     ----------
     graph : Graph
-        As `block_graphs` returns it.
+        From `block_graphs`.
     frontier : CutFrontier
-        Of that graph at its marker.
+        The frontier of that graph at its marker.
     """
 
     def __init__(self, graph: Graph, frontier: CutFrontier) -> None:
@@ -73,12 +74,12 @@ class BlockModes:
 
     @property
     def forward_time(self) -> float:
-        """Of the forward alone."""
+        """Time of the forward alone."""
         return math.fsum(self.graph.operations[i].time for i in self.forward)
 
     @property
     def best(self) -> list[BlockMode]:
-        """The modes that no other one dominates, the fastest first."""
+        """The modes that no other mode dominates, the fastest first."""
         chosen: list[BlockMode] = []
         for mode in sorted(self.modes, key=lambda m: (m.time, m.saved_bytes, m.backward_bytes, m.forward_bytes)):
             if not any(other.dominates(mode) for other in chosen):
@@ -86,7 +87,7 @@ class BlockModes:
         return chosen
 
     def sample(self, limits: Iterable[int], deadline: Deadline) -> None:
-        """Add the fastest modes for these limits on bytes kept, while time lasts, and all that the frontier knows."""
+        """Add the fastest mode for each limit on bytes kept, while time lasts, and all points known to the frontier."""
         for limit in limits:
             if deadline.passed:
                 break
@@ -95,35 +96,35 @@ class BlockModes:
             self._add(decode(self.graph, [self.cut.task], [live]))
 
     def lower(self, deadline: Deadline) -> None:
-        """Add modes that keep no more than those that there are, and whose backward needs less."""
+        """Add modes that keep no more than the present ones and have a lower backward peak."""
         for mode in self.best:
             self._lower(mode, deadline)
 
     def _add(self, schedule: Schedule) -> BlockMode:
-        """Judge a schedule of the block's graph, and take it over as a mode."""
+        """Simulate a schedule of the block's graph, and add it as a mode."""
         memory = simulate(self.graph, schedule).memory
         runs = runs_of(self.graph, schedule)
         computes = [position for position, action in enumerate(schedule) if isinstance(action, Compute)]
         end = computes[len(self.forward)] if len(runs) > len(self.forward) else len(schedule)
         mode = BlockMode(
-            tuple(runs),
-            math.fsum(self.graph.operations[i].time for i in runs),
-            int(memory[end - 1]),
-            int(memory[:end].max()),
-            int(memory[end:].max()) if end < len(memory) else 0,
+            runs=tuple(runs),
+            time=math.fsum(self.graph.operations[i].time for i in runs),
+            saved_bytes=int(memory[end - 1]),
+            forward_bytes=int(memory[:end].max()),
+            backward_bytes=int(memory[end:].max()) if end < len(memory) else 0,
         )
         self.modes.append(mode)
         self._schedules[mode] = schedule
         return mode
 
     def _lower(self, mode: BlockMode, deadline: Deadline) -> None:
-        """Add modes that keep what this one keeps and whose backward needs less and less."""
+        """Add modes that keep no more bytes than this one, with lower and lower backward peaks."""
         cuts, limit = {self.cut.task: mode.saved_bytes}, mode.backward_bytes
         while len(cuts) < _MOST_CUTS and not deadline.passed:
             peak = self._peak_task(mode)
             if peak in cuts:
                 return
-            limit = max(mode.saved_bytes, int(_LOWER * limit))
+            limit = max(mode.saved_bytes, int(_PEAK_RATIO * limit))
             cuts = dict.fromkeys([*cuts, peak], limit) | {self.cut.task: cuts[self.cut.task]}
             answer = self._program(cuts).solve(deadline)
             if answer.live is None:
@@ -135,7 +136,7 @@ class BlockModes:
         return CutRelaxation(self.graph, self._precedence, tasks, [cuts[task] for task in tasks])
 
     def _peak_task(self, mode: BlockMode) -> int:
-        """Return the first task of the backward that first runs when memory peaks there, or after it."""
+        """Return the first task that first runs at the peak of the backward or after it."""
         schedule = self._schedules[mode]
         memory = simulate(self.graph, schedule).memory
         firsts = first_runs(self.graph, schedule)

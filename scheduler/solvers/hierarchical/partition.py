@@ -1,4 +1,4 @@
-"""Where a deep network falls apart: blocks, each a stretch of the forward and its backward."""
+"""Cut a deep network into blocks: stretches of the forward, each with its backward."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scheduler.graph import Graph
 Ints = npt.NDArray[np.int64]
 
 LEAST_FORWARD = 6
-"""Operations between two boundaries of the forward."""
+"""Smallest number of operations between two boundaries of the forward."""
 NEARBY = 24
-"""Operations on either side of a boundary of the forward where no fewer tensors pass."""
+"""A boundary must have the fewest crossing tensors within so many operations on either side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stretch of the forward, and the stretch of the backward that belongs to it.
+    """A stretch of the forward and the corresponding stretch of the backward.
 
     Attributes
     ----------
@@ -35,22 +35,22 @@ class Block:
 def partition(graph: Graph, least_forward: int = LEAST_FORWARD) -> tuple[Block, ...]:
     """Return the blocks of a training step, in the order of the forward.
 
-    A boundary lies where fewer tensors pass from one forward operation to later ones than
-    anywhere near: at articulation tensors, such as the residual stream, also while tensors
-    that live longer (an encoder's output, a mask, a skip) pass by. The backward is cut where
-    it has done with what one block made and begins with the block before; the input order
-    stays.
+    A boundary lies where fewer tensors cross from forward operations to later ones than
+    anywhere nearby: at articulation tensors, such as the residual stream, even if long-lived
+    tensors (an encoder's output, a mask, a skip connection) cross there too. The backward is
+    cut where it finishes with the tensors of one block and starts with those of the previous
+    one. The input order is unchanged.
 
     Parameters
     ----------
     graph : Graph
     least_forward : int
-        Least number of forward operations between two boundaries.
+        Smallest number of forward operations between two boundaries.
 
     Returns
     -------
     tuple of Block
-        One block only if nothing shows where to cut, or there is no backward.
+        A single block if there is no boundary or no backward.
     """
     index = graph.index
     forward = [i for i in index.defaults if graph.operations[i].phase == "forward"]
@@ -73,12 +73,12 @@ def partition(graph: Graph, least_forward: int = LEAST_FORWARD) -> tuple[Block, 
 def _forward_ends(graph: Graph, forward: Sequence[int], least: int) -> list[int]:
     """Return the positions in `forward` after which a block ends."""
     count, size = _crossing(graph, forward)
-    count[count == 0] = len(forward)  # a boundary is where something passes
+    count[count == 0] = len(forward)  # a boundary needs a crossing tensor
     ends: list[int] = []
     for position in range(least - 1, len(forward) - least):
         if count[position] > count[max(0, position - NEARBY) : position + NEARBY + 1].min():
             continue
-        # Of several such places close to one another, the one where the fewest bytes pass.
+        # Of several such places close to one another, take the one with the fewest crossing bytes.
         places = range(max(0, position - least), min(position + least + 1, len(forward) - least))
         _, best = min((int(size[place]), place) for place in places if count[place] == count[position])
         if best == position and (not ends or position - ends[-1] >= least):
@@ -87,7 +87,7 @@ def _forward_ends(graph: Graph, forward: Sequence[int], least: int) -> list[int]
 
 
 def _crossing(graph: Graph, operations: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return how many storages, and bytes, pass each operation on the way from one to a later one."""
+    """Return how many storages, and bytes, cross each position from an earlier operation to a later one."""
     index = graph.index
     made: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -111,7 +111,7 @@ def _crossing(graph: Graph, operations: Sequence[int]) -> tuple[Ints, Ints]:
 def _backward_starts(
     graph: Graph, forward: Sequence[int], backward: Sequence[int], block_of: Ints, blocks: int
 ) -> list[int]:
-    """Return, per block, where its part of `backward` begins; it ends where that of the block before begins."""
+    """Return, per block, the start of its part of `backward`, which ends where the previous block's part starts."""
     home = _homes(graph, forward, block_of)
     label = np.full(len(backward), -1, np.int64)
     for position, i in enumerate(backward):
@@ -121,7 +121,7 @@ def _backward_starts(
     starts = [0] * blocks
     low = 0
     for block in range(blocks - 1, 0, -1):
-        # The part of this block and of later ones ends before position p: what stands on the wrong side?
+        # If the parts of this block and of later ones end before position p, how many operations are misplaced?
         later = np.concatenate([[0], np.cumsum(known & (label >= block))])
         earlier = np.concatenate([[0], np.cumsum(known & (label < block))])
         wrong = (later[-1] - later) + earlier
@@ -133,7 +133,7 @@ def _backward_starts(
 
 
 def _homes(graph: Graph, forward: Sequence[int], block_of: Ints) -> dict[int, int]:
-    """Return the block of each tensor that only operations of its own block read in the forward."""
+    """Return the block of each tensor that no forward operation of another block reads."""
     index = graph.index
     block = {i: int(b) for i, b in zip(forward, block_of, strict=True)}
     home = {t: block[i] for i in forward for t in index.outputs[i] if index.storage_bytes[index.storage_of[t]]}

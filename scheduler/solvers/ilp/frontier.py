@@ -1,4 +1,4 @@
-"""One cut of a block, for every number of bytes kept: what is proven, and what attains it."""
+"""Compute the least time for every number of bytes kept at one cut: lower bounds, and choices that attain them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation, Precedence
 
 MOST_LINES = 60
+"""Largest number of lower-bound lines."""
 PRECISION = 1e-6
-"""Of the time of the graph: lines are found to within that much of the relaxed frontier."""
+"""The lines approximate the relaxed frontier to within this share of the graph's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,9 @@ class Point:
     ----------
     bytes : int
     time : float
-        Lost by making the others again; no choice of at most so many bytes loses less.
+        Time lost to recomputing the others; no choice of at most so many bytes loses less.
     live : frozenset of int
+        Tensors to keep.
     """
 
     bytes: int
@@ -34,35 +36,35 @@ class Point:
 
 
 class CutFrontier:
-    """The time that a graph loses against the bytes live at the first run of one task.
+    """The time that a graph loses, as a function of the bytes kept when one task first runs.
 
-    Relaxed programs give lines below the frontier, integer ones its points.
+    Relaxed integer programs give lines below the frontier; exact ones give its points.
 
     Parameters
     ----------
     graph : Graph
     task : int
-        In the input order everything before it has run.
+        The cut is its first run in the input order: everything before it has run.
     most_bytes : int, optional
-        What may be kept at most; by default everything that is read later.
+        Largest number of bytes to keep; by default the bytes of everything that is read later.
 
     Attributes
     ----------
-    made_before_bytes : int
-        All that the operations before make.
-    made_bytes : int
-        What the task itself makes: it counts at the cut, beside what is kept.
+    produced_before_bytes : int
+        Outputs of all operations before the task.
+    produced_bytes : int
+        Outputs and workspace of the task itself, which count at the cut in addition to what is kept.
     """
 
     def __init__(self, graph: Graph, task: int, most_bytes: int | None = None) -> None:
         self.graph, self.task = graph, task
         index = graph.index
         i = index.tasks[task][0]
-        self.made_bytes = index.allocated_bytes[i] + graph.operations[i].workspace_bytes
+        self.produced_bytes = index.allocated_bytes[i] + graph.operations[i].workspace_bytes
         before = {index.storage_of[t] for k in range(i) for t in index.outputs[k]}
         after = {index.storage_of[t] for k in range(i, len(graph.operations)) for t in index.inputs[k]}
         after |= {index.storage_of[t] for t, result in enumerate(index.is_result) if result}
-        self.made_before_bytes = sum(index.storage_bytes[s] for s in before)
+        self.produced_before_bytes = sum(index.storage_bytes[s] for s in before)
         everything = sum(index.storage_bytes[s] for s in before & after)
         self.most_bytes = everything if most_bytes is None else most_bytes
         self._precedence = Precedence(graph, reorder=False)
@@ -70,10 +72,10 @@ class CutFrontier:
         self._unit = 1
         self._answers: dict[int, CutAnswer] = {}
         self._lines: dict[int, tuple[float, float]] = {}
-        """By limit: time lost at least there, and what a byte more saves at most."""
+        """By limit: the least time lost at that limit, and the largest saving per additional byte."""
 
     def sample(self, limit: int, deadline: Deadline) -> CutAnswer:
-        """Return what the program says for at most so many bytes kept, and remember it."""
+        """Return the answer for at most so many bytes kept, and store it if it is exact."""
         if limit not in self._answers:
             answer = self._program(limit).solve(deadline)
             if not (answer.exact or answer.infeasible):
@@ -82,7 +84,7 @@ class CutFrontier:
         return self._answers[limit]
 
     def relax(self, deadline: Deadline) -> None:
-        """Find lines whose maximum is the relaxed program's frontier, as nearly as time allows."""
+        """Find lines whose maximum approximates the frontier of the relaxed program, as closely as time allows."""
         pending = [(0, self.most_bytes)]
         for limit in (0, self.most_bytes):
             self._relax(limit, deadline)
@@ -91,7 +93,7 @@ class CutFrontier:
             if high not in self._lines:
                 continue
             if low not in self._lines:
-                # So little cannot be kept: look for what can.
+                # No schedule keeps so little: search for the smallest feasible limit.
                 middle = (low + high) // 2
                 if high - low > max(1, self.most_bytes // MOST_LINES):
                     self._relax(middle, deadline)
@@ -114,24 +116,25 @@ class CutFrontier:
         self._unit = program.byte_scale if program.exact_bytes else 1
         line = program.relaxed(deadline)
         if line is not None:
-            # The program speaks of whole units: its line goes through the last one within the limit.
-            whole = limit - limit % self._unit
-            self._lines[limit] = line[0] - self._base - line[1] * (limit - whole), line[1]
+            # The program counts in units: its line goes through the last full unit within the limit.
+            rounded = limit - limit % self._unit
+            self._lines[limit] = line[0] - self._base - line[1] * (limit - rounded), line[1]
 
     @property
     def prices(self) -> list[float]:
-        """Time per byte, of the lines."""
+        """The slopes of the lines: time saved per byte."""
         return [price for _, price in self._lines.values()]
 
     def least_time(self, kept: float) -> float:
-        """Return what the lines prove for so many bytes kept."""
+        """Return the lower bound that the lines prove for so many bytes kept."""
         return max((time - price * (kept - limit) for limit, (time, price) in self._lines.items()), default=0.0)
 
     def least_cost(self, price: float) -> tuple[float, float]:
-        """Return a lower bound on time + price x bytes, and bytes near which the lines attain it.
+        """Return a lower bound on time + price x bytes, and the bytes near which the lines attain it.
 
-        Two lines, one steeper than the price and one not, mixed so that their slopes make up the
-        price, hold for all bytes; so does one that is not steeper, from no bytes on.
+        A convex combination of two lines, one steeper than the price and one not, whose slope
+        equals the price, is a bound for all bytes. So is the value at 0 bytes of a line that is
+        not steeper than the price.
         """
         slope, at_zero = np.array([(0.0, 0.0), *((p, t + p * limit) for limit, (t, p) in self._lines.items())]).T
         flat = slope <= price
@@ -147,7 +150,7 @@ class CutFrontier:
         return best, min(max(kept, 0.0), float(self.most_bytes))
 
     def points(self, price: float, most: float, deadline: Deadline) -> list[Point] | None:
-        """Return all points of time + price x bytes of at most so much; None if time ran out."""
+        """Return all points whose time + price x bytes is at most `most`; None if time ran out."""
         least, around = self.least_cost(price)
         if least > most:
             return []
@@ -164,7 +167,7 @@ class CutFrontier:
                 break
             if answer.live is None or not answer.exact:
                 return None
-            # Where bytes are rounded a point may exceed its limit: what is proven holds up to the limit.
+            # Where bytes are rounded, a point may exceed its limit; the proof holds up to the limit only.
             kept, time = min(limit, self.kept_bytes(answer.live[0])), max(0.0, answer.bound - self._base)
             if time + price * kept <= most:
                 found.append(Point(kept, time, answer.live[0]))
@@ -172,16 +175,16 @@ class CutFrontier:
         return found
 
     def known(self) -> list[frozenset[int]]:
-        """Return the tensors that the points found so far keep."""
+        """Return the tensors kept by each point found so far."""
         return list({answer.live[0]: None for answer in self._answers.values() if answer.live is not None})
 
     def kept_bytes(self, live: frozenset[int]) -> int:
-        """Return the bytes of a point."""
+        """Return the bytes of the storages of these tensors."""
         index = self.graph.index
         return sum(index.storage_bytes[s] for s in {index.storage_of[t] for t in live})
 
     def _last_within(self, price: float, most: float, inside: int, outside: int) -> int:
-        """Return the bytes farthest towards `outside` for which the lines allow so little a cost."""
+        """Return the bytes farthest towards `outside` for which the lines allow a cost of at most `most`."""
         if self.least_time(outside) + price * outside <= most:
             return outside
         while abs(outside - inside) > 1:
@@ -193,4 +196,4 @@ class CutFrontier:
         return inside if inside < outside else outside
 
     def _program(self, limit: int) -> CutRelaxation:
-        return CutRelaxation(self.graph, self._precedence, [self.task], [limit + self.made_bytes])
+        return CutRelaxation(self.graph, self._precedence, [self.task], [limit + self.produced_bytes])

@@ -1,9 +1,9 @@
-"""The schedule looked at only at a few moments: an integer program that bounds every schedule.
+"""Bound every schedule by an integer program that constrains memory at only a few moments, the cuts.
 
-At each cut, the first run of one task, binaries say which tensors are live (S) and which
-operations are computed again before the next cut (R). Every schedule maps to a feasible
-point of no greater cost, so the optimum is a lower bound; the solver `ilp` turns the point
-back into a schedule.
+A cut is the first run of one task. At each cut, binaries decide which tensors are live (S) and
+which operations are recomputed before the next cut (R). Every schedule maps to a feasible
+point of no greater cost, so the optimum is a lower bound. The solver `ilp` turns the optimal
+point back into a schedule.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _FRACTIONAL_TIME_BITS = 20
 
 @dataclass(frozen=True)
 class CutAnswer:
-    """What the program says.
+    """The solution of a `CutRelaxation`.
 
     Attributes
     ----------
     bound : float
-        Lower bound on the time of every schedule of the order; inf if it is proven that
-        there is none.
+        Lower bound on the time of every schedule in the program's order; inf if it is proven
+        that no schedule fits.
     live : tuple of frozenset of int, or None
         Tensors live at each cut, if a point was found.
     claimed_time : float
-        Time that the point claims; the judge decides.
+        Objective of the point; only simulation gives the time of its schedule.
     exact : bool
-        The program was solved to its optimum.
+        Whether the program was solved to optimality.
     """
 
     bound: float
@@ -50,20 +50,20 @@ class CutAnswer:
 
     @property
     def infeasible(self) -> bool:
-        """Whether it is proven that no schedule of the order fits."""
+        """Whether it is proven that no schedule in the program's order fits."""
         return self.bound == math.inf
 
 
 class Precedence:
-    """Which tasks must first run before which others.
+    """The pairs of tasks of which one must first run before the other.
 
     Parameters
     ----------
     graph : Graph
     reorder : bool
-        In the input order, earlier tasks come before later ones. In any order, a task comes
-        after those that make what all its alternatives read, and every backward task after
-        the forward tasks that the forward results need.
+        If false, tasks first run in the input order. Otherwise a task comes after the producers
+        of the inputs that all its alternatives share, and every backward task comes after the
+        forward tasks that the forward results need.
     """
 
     def __init__(self, graph: Graph, *, reorder: bool) -> None:
@@ -73,11 +73,11 @@ class Precedence:
         self._descendants: dict[int, int] = {}
 
     def before(self, task: int) -> int:
-        """Return the tasks before that one, as bits."""
+        """Return the tasks that must precede a task, as bits."""
         return self._ancestors[task] if self.reorder else (1 << task) - 1
 
     def after(self, task: int) -> int:
-        """Return the tasks after that one, as bits."""
+        """Return the tasks that must follow a task, as bits."""
         if not self.reorder:
             return ((1 << self.tasks) - 1) ^ ((1 << (task + 1)) - 1)
         if task not in self._descendants:
@@ -86,7 +86,7 @@ class Precedence:
         return self._descendants[task]
 
     def chain(self, tasks: Sequence[int]) -> list[int]:
-        """Return those of the tasks, the first ones preferred, that follow one another."""
+        """Return a totally ordered subset of the tasks, in that order; earlier entries of `tasks` take precedence."""
         chosen: list[int] = []
         for task in tasks:
             comparable = self.before(task) | self.after(task)
@@ -103,15 +103,15 @@ class CutRelaxation:
     graph : Graph
     precedence : Precedence
     cuts : sequence of int
-        Tasks, each before the next; the cut is the moment at which one first runs.
+        Tasks, each before the next; a cut is the moment at which its task first runs.
     budgets : sequence of int
-        Bytes at each cut, resident tensors included. If all are the true budget, the
-        optimum is a lower bound; a smaller one serves to find schedules only.
+        Bytes at each cut, resident tensors included. The optimum is a lower bound only if
+        every entry is at least the true budget; smaller entries help to find schedules.
     deadline : Deadline, optional
-        What is not built by then is not solved either: nothing is known.
+        A program that is not built by then is not solved: its answer has no bound and no point.
 
-    Bytes are rounded in the schedule's favor, so that the bound is true; the judge decides
-    on what is found.
+    Bytes are rounded in the schedule's favor, so the bound is valid; simulation decides whether
+    a schedule fits.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class CutRelaxation:
         self.before = [precedence.before(cut) for cut in cuts]
         self.after = [precedence.after(cut) for cut in cuts]
         self.necessary = set(necessary_tasks(graph))
-        # Who reads a free view reads what it looks at: without it the program is smaller and its relaxation tighter.
+        # A reader of a free view reads its base: folding views makes the program smaller and its relaxation tighter.
         views = fold_views(graph, free=True)
         self.folded = views.folded
         self.inputs = [sorted({views.root[t] for t in ids} - {-1}) for ids in self.index.inputs]
@@ -139,7 +139,7 @@ class CutRelaxation:
         self.constant = 0.0
         self.first_run: dict[int, pulp.LpVariable] = {}
         self.saved: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
-        self.again: list[dict[int, pulp.LpVariable]] = [{} for _ in range(len(cuts) + 1)]
+        self.recomputed: list[dict[int, pulp.LpVariable]] = [{} for _ in range(len(cuts) + 1)]
         self._continuous = not precedence.reorder and all(len(task) == 1 for task in self.index.tasks)
         with suppress(TimeIsUpError):
             self._build(budgets)
@@ -151,7 +151,7 @@ class CutRelaxation:
             return CutAnswer(math.inf, None, math.inf, exact=True)
         least = self.constant + max(0.0, result.bound)
         if all(time.is_integer() for time in self.times):
-            # No schedule takes a fraction of the unit: what tolerances took off comes back.
+            # Every schedule takes an integer number of units: rounding up undoes the loss to tolerances.
             least = math.ceil(least - 1e-4)
         if not result.found:
             return CutAnswer(least * self.time_scale, None, math.inf, exact=False)
@@ -161,15 +161,15 @@ class CutRelaxation:
         return CutAnswer(least * self.time_scale, live, claimed * self.time_scale, exact)
 
     def relaxed(self, deadline: Deadline) -> tuple[float, float] | None:
-        """Return a lower bound on the time for the first cut's budget, and the time that a byte more saves at most.
+        """Return a lower bound on the time for the first cut's budget, and the largest saving per additional byte.
 
-        The two make a line below the time for every budget. None if no line was found.
+        The two define a line that is a lower bound for every budget. None if no line was found.
         """
         found = self.program.relax(deadline, "bytes_0_")
         if found is None:
             return None
         value, price = found
-        # What a solver's tolerances may have added is taken off again.
+        # Subtract what the solver's tolerances may have added.
         return (self.constant + value * (1 - 1e-9)) * self.time_scale, price * self.time_scale / self.byte_scale
 
     def _build(self, budgets: Sequence[int]) -> None:
@@ -184,7 +184,7 @@ class CutRelaxation:
         self._add_results()
 
     def _add_first_runs(self) -> None:
-        """A[o]: operation o is its task's first run; needed where a task has a choice or may be left out."""
+        """A[o]: operation o is its task's first run; needed where a task has alternatives or is not necessary."""
         constant = []
         for number, task in enumerate(self.index.tasks):
             if len(task) == 1 and number in self.necessary:
@@ -193,8 +193,8 @@ class CutRelaxation:
             for i in task:
                 self.first_run[i] = self.program.binary("first", self.times[i])
                 if self.before[0] >> number & 1 and self.graph.operations[i].repeatable:
-                    # Runs between the first one and the first cut count only for such tasks.
-                    self.again[0][i] = self.program.binary("again_0", self.times[i])
+                    # Recomputations before the first cut matter only for such tasks.
+                    self.recomputed[0][i] = self.program.binary("recomputed_0", self.times[i])
             terms = [(self.first_run[i], 1.0) for i in task]
             if number in self.necessary:
                 # A necessary task has exactly one first run.
@@ -207,22 +207,22 @@ class CutRelaxation:
             for i in self.index.tasks[number]:
                 if self.folded[i]:
                     continue
-                self._add_again(k + 1, i)
+                self._add_recomputed(k + 1, i)
                 for tensor in self.index.outputs[i]:
                     if tensor not in self.saved[k]:
                         self.saved[k][tensor] = self.program.binary(f"saved_{k}")
         if len(self.index.tasks[self.cuts[k]]) > 1:
-            # After its first run a task with a choice may run once more, to make what that did not.
+            # A task with alternatives may run once more after its first run, for outputs that the first lacks.
             for i in self.index.tasks[self.cuts[k]]:
-                self._add_again(k + 1, i)
+                self._add_recomputed(k + 1, i)
 
-    def _add_again(self, interval: int, i: int) -> None:
+    def _add_recomputed(self, interval: int, i: int) -> None:
         if self.graph.operations[i].repeatable:
             make = self.program.fraction if self._continuous else self.program.binary
-            self.again[interval][i] = make(f"again_{interval}", self.times[i])
+            self.recomputed[interval][i] = make(f"recomputed_{interval}", self.times[i])
 
     def _add_bytes(self, k: int, budget: int) -> None:
-        """Live storages, what the cut's operation makes, and its workspace fit the budget."""
+        """Live storages, the outputs of the cut's operation and its workspace fit the budget."""
         index, scale = self.index, self.byte_scale
         by_storage: dict[int, list[int]] = {}
         for tensor in self.saved[k]:
@@ -242,33 +242,33 @@ class CutRelaxation:
         free = budget - index.resident_bytes
         task = index.tasks[self.cuts[k]]
         for i in task:
-            own = self._made_bytes(i)
+            own = self._produced_bytes(i)
             if i in self.first_run:
                 terms.append((self.first_run[i], float(own // scale)))
             else:
                 free -= own
             for tensor in self.inputs[i]:
                 if tensor in self.saved[k]:
-                    # The cut's operation reads its inputs: they are live.
+                    # The inputs of the cut's operation are live.
                     row = [(self.saved[k][tensor], 1.0)]
                     if i in self.first_run:
                         self.program.at_least(f"input_{k}", [*row, (self.first_run[i], -1.0)], 0)
                     else:
                         self.program.at_least(f"input_{k}", row, 1)
-        # Sums of multiples of the scale stay within a limit if they stay within it rounded down.
+        # A sum of multiples of the scale is within a limit exactly if it is within the limit rounded down.
         self.program.at_most(f"bytes_{k}", terms, free // scale if self.exact_bytes else -(-free // scale))
 
-    def _made_bytes(self, i: int) -> int:
+    def _produced_bytes(self, i: int) -> int:
         return self.index.allocated_bytes[i] + self.graph.operations[i].workspace_bytes
 
     def _add_readers(self, k: int) -> None:
-        """What a later task reads is live at the cut or computed again before that task."""
+        """An input of a later task is live at the cut or recomputed before that task."""
         last = len(self.cuts) - 1
         window = self.before[k + 1] | 1 << self.cuts[k + 1] if k < last else -1
         given = not self.precedence.reorder
         for number in _bits(self.after[k] & (window if given else -1)):
             if k < last and number == self.cuts[k + 1]:
-                continue  # its inputs are live at that cut, and reach it by the flow rows
+                continue  # its inputs are live at that cut, and the flow rows connect them to this one
             intervals = [k] if k == last or self.before[k + 1] >> number & 1 else range(k, last + 1)
             for i in self.index.tasks[number]:
                 first = self.first_run.get(i)
@@ -276,49 +276,50 @@ class CutRelaxation:
                     if tensor not in self.saved[k]:
                         continue
                     row = [(self.saved[k][tensor], 1.0)]
-                    row += [term for j in intervals for term in self._made_again(tensor, j)]
+                    row += [term for j in intervals for term in self._recomputed_since(tensor, j)]
                     if first is None:
                         self.program.at_least(f"reader_{k}", row, 1)
                     else:
                         self.program.at_least(f"reader_{k}", [*row, (first, -1.0)], 0)
 
     def _add_recomputation(self, k: int) -> None:
-        """What is computed again has its inputs live at the cut or computed again as well."""
-        for i, again in self.again[k + 1].items():
+        """The inputs of a recomputed operation are live at the cut or recomputed as well."""
+        for i, recomputed in self.recomputed[k + 1].items():
             for tensor in self.inputs[i]:
                 if tensor in self.saved[k]:
-                    row = [(again, 1.0), (self.saved[k][tensor], -1.0)]
-                    row += [(variable, -1.0) for variable, _ in self._made_again(tensor, k)]
+                    row = [(recomputed, 1.0), (self.saved[k][tensor], -1.0)]
+                    row += [(variable, -1.0) for variable, _ in self._recomputed_since(tensor, k)]
                     self.program.at_most(f"needs_{k}", row, 0)
 
     def _add_flow(self, k: int) -> None:
-        """What is live at a cut was live at the one before, or made since."""
+        """A tensor that is live at a cut was live at the previous cut or has been computed since."""
         for tensor, saved in self.saved[k].items():
-            makers = self.index.producers[tensor]
+            producers = self.index.producers[tensor]
             if k > 0 and tensor in self.saved[k - 1]:
                 row = [(saved, 1.0), (self.saved[k - 1][tensor], -1.0)]
-                row += [(variable, -1.0) for variable, _ in self._made_again(tensor, k - 1)]
+                row += [(variable, -1.0) for variable, _ in self._recomputed_since(tensor, k - 1)]
                 self.program.at_most(f"flow_{k}", row, 0)
-            elif any(i in self.first_run for i in makers):
-                made = [self.first_run[i] for i in makers if i in self.first_run]
-                made += [self.again[j][i] for j in range(k + 1) for i in makers if i in self.again[j]]
-                # A tensor that only some alternatives make is live only if one of them ran.
-                self.program.at_most(f"made_{k}", [(saved, 1.0), *((variable, -1.0) for variable in made)], 0)
+            elif any(i in self.first_run for i in producers):
+                runs = [self.first_run[i] for i in producers if i in self.first_run]
+                runs += [self.recomputed[j][i] for j in range(k + 1) for i in producers if i in self.recomputed[j]]
+                # A tensor that only some alternatives produce is live only if one of them has run.
+                self.program.at_most(f"produced_{k}", [(saved, 1.0), *((variable, -1.0) for variable in runs)], 0)
 
     def _add_results(self) -> None:
+        """A result computed before the last cut is live at it or recomputed."""
         last = len(self.cuts) - 1
         for tensor, saved in self.saved[last].items():
             if tensor in self.results:
-                # A result made before the last cut is live at it or made again.
-                self.program.at_least("result", [(saved, 1.0), *self._made_again(tensor, last)], 1)
+                self.program.at_least("result", [(saved, 1.0), *self._recomputed_since(tensor, last)], 1)
 
-    def _made_again(self, tensor: int, k: int) -> list[tuple[pulp.LpVariable, float]]:
-        again = self.again[k + 1]
-        return [(again[i], 1.0) for i in self.index.producers[tensor] if i in again]
+    def _recomputed_since(self, tensor: int, k: int) -> list[tuple[pulp.LpVariable, float]]:
+        """Return the terms for recomputations of a tensor between cut k and the next one."""
+        recomputed = self.recomputed[k + 1]
+        return [(recomputed[i], 1.0) for i in self.index.producers[tensor] if i in recomputed]
 
 
 def _ancestors(graph: Graph) -> list[int]:
-    """Return, per task, the tasks that first run before it wherever both run."""
+    """Return, per task, the tasks that first run before it in every schedule that runs both."""
     index = graph.index
     ancestors = [0] * len(index.tasks)
     phases = [{graph.operations[i].phase for i in task} for task in index.tasks]
@@ -328,9 +329,10 @@ def _ancestors(graph: Graph) -> list[int]:
         for i in task:
             needs = 0
             for tensor in index.inputs[i]:
-                for maker in index.producers[tensor][:1]:
-                    other = index.task_of[maker]
-                    # Only makers settled already count; the others drop out with the default's.
+                for producer in index.producers[tensor][:1]:
+                    other = index.task_of[producer]
+                    # An alternative may read outputs of later tasks, whose ancestors are still missing. They drop
+                    # out in the intersection with the default, which reads only outputs of earlier tasks.
                     needs |= 1 << other | ancestors[other]
             common &= needs
         ancestors[number] = common & ~(1 << number)
@@ -340,6 +342,7 @@ def _ancestors(graph: Graph) -> list[int]:
 
 
 def _bits(mask: int) -> list[int]:
+    """Return the positions of the set bits, ascending."""
     text = bin(mask)[:1:-1]
     found, position = [], text.find("1")
     while position >= 0:

@@ -1,4 +1,4 @@
-"""Lazily generated cuts: the solver that mostly proves its own answer."""
+"""Solve an integer program with lazily generated cuts; it usually proves its own answer."""
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ from scheduler.solvers.ilp.relaxation import CutRelaxation, Precedence
 from scheduler.solvers.registry import Report, ignore_report
 from scheduler.solvers.walk import Walk
 
-CLOSED = 1e-7
+CLOSED_GAP = 1e-7
+"""The search ends at this gap."""
 MOST_OPERATIONS = 20_000
-"""What comes before and after each task is a row of bits: with more, these take more than some hundred MB."""
+"""Precedence takes one bit per pair of tasks: for more operations, more than some hundred MB."""
 MOST_CUTS = 16
-SHARE_OF_TIME = 0.95
-"""Of the time left, what one program may take: a bound cut short still holds."""
+PROGRAM_SHARE = 0.95
+"""Share of the remaining time for one integer program; its bound holds even if it is stopped early."""
 _WINDOWS = 24
-_SHARE_OF_TRIALS = 0.15
-_NEARLY = 1.2
-"""Of the budget: a schedule with a lower peak shows well enough where it fails."""
+"""The order is divided into so many windows; a task within one window's length of a cut is near it."""
+_TRIALS_SHARE = 0.15
+"""Share of the remaining time to find what each candidate adds to the bound."""
+_FAR_OVER_BUDGET = 1.2
+"""The peak of a schedule is a good next cut unless it exceeds this multiple of the budget."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return a schedule in the input order, with bounds for that order and for any.
 
-    An integer program looks at the schedule only where the save-everything step needs most
-    memory; its answer is a lower bound and says what to keep there. A walk through the
-    input order keeps that and computes the rest again when it is needed. If the judge finds
-    that it fits and costs what the program claims, it is optimal; if not, the moment at
-    which it fails becomes a further cut.
+    An integer program constrains memory only at the peak of the save-everything step; its
+    answer is a lower bound, and the set of tensors to keep there. A walk through the input
+    order keeps these tensors and recomputes the others when they are needed. If simulation
+    shows that the schedule fits and takes the time that the program claims, it is optimal;
+    otherwise the moment at which it fails becomes a further cut.
 
-    Guarantee: the bounds hold for every schedule of the input order and of any order; the
-    schedule is optimal in the input order when time and bound meet, which on training
-    graphs they mostly do. When: training graphs of up to some thousand operations. Cost: one
-    integer program of about 2 n binaries per cut, 0.01 to 1 s at n <= 1000. Memory: at most 512
-    MiB, for `MOST_OPERATIONS`.
+    Guarantee: the bounds hold for every schedule in the input order and in any order; the
+    schedule is optimal in the input order if its time equals the bound, which is usually the
+    case on training graphs. When: training graphs of up to some thousand operations. Cost: one
+    integer program of about 2 n binaries per cut, 0.01 to 1 s at n <= 1000. Memory: at most
+    512 MiB, for `MOST_OPERATIONS`. Reference: this package (ALGORITHMS.md B.2).
 
     Raises
     ------
@@ -55,11 +58,11 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
 
 def search(problem: Problem, *, deadline: Deadline, seed: int, report: Report = ignore_report) -> Proposal:
-    """Do as `propose` does, and report each bound as soon as it is proven."""
+    """Return what `propose` returns, and report each bound as soon as it is proven."""
     count = len(problem.graph.operations)
     if count > MOST_OPERATIONS:
         raise UnsuitableProblemError(
-            f'"ilp" takes up to {MOST_OPERATIONS} operations, and this graph has {count}: use "auto" or "greedy"'
+            f'"ilp" needs a graph of at most {MOST_OPERATIONS} operations, got {count}: use "auto" or "greedy"'
         )
     found = _Search(problem, deadline, report)
     found.run()
@@ -70,7 +73,7 @@ def search(problem: Problem, *, deadline: Deadline, seed: int, report: Report = 
 
 @dataclass
 class _Search:
-    """The loop: bound, decode, judge, add the cut that was missing."""
+    """The loop of `propose`: bound, decode, simulate, add the missing cut."""
 
     problem: Problem
     deadline: Deadline
@@ -84,13 +87,13 @@ class _Search:
     gains: dict[int, float] = field(default_factory=dict)
 
     @cached_property
-    def given(self) -> Precedence:
-        """Of the input order."""
+    def input_order(self) -> Precedence:
+        """Precedence in the input order."""
         return Precedence(self.problem.graph, reorder=False)
 
     @cached_property
-    def free(self) -> Precedence:
-        """Of any order."""
+    def any_order(self) -> Precedence:
+        """Precedence in any order."""
         return Precedence(self.problem.graph, reorder=True)
 
     @property
@@ -99,7 +102,7 @@ class _Search:
         return self.global_bound == math.inf or (not self.problem.reorder and self.bound == math.inf)
 
     def proposal(self) -> Proposal:
-        """Return what was found and proven so far."""
+        """Return the best schedule and bounds so far."""
         return Proposal(
             self.best,
             "input order",
@@ -115,54 +118,54 @@ class _Search:
         problem = self.problem
         if problem.baseline.peak_bytes <= problem.budget_bytes:
             self.best, self.best_time = problem.save_everything, problem.baseline.time
-            if relative_gap(self.best_time, problem.least_time) <= CLOSED:
+            if relative_gap(self.best_time, problem.least_time) <= CLOSED_GAP:
                 self.bound = self.global_bound = problem.least_time
                 return
         if problem.floor.bytes > problem.budget_bytes:
             self.bound = self.global_bound = math.inf
             return
-        schedule, simulated = problem.save_everything, problem.baseline
+        schedule, simulation = problem.save_everything, problem.baseline
         while len(self.cuts) < MOST_CUTS and not self.deadline.passed:
-            cut = self._next_cut(schedule, simulated)
+            cut = self._next_cut(schedule, simulation)
             if cut is None:
                 break
             self.cuts.append(cut)
             if problem.reorder:
-                self._global_bound_order()
+                self._raise_global_bound()
                 self.report(self.proposal())
             if self.deadline.passed:
                 break
-            chain = self.given.chain(self.cuts)
-            answer = self._program(self.given, chain).solve(self._slice())
+            chain = self.input_order.chain(self.cuts)
+            answer = self._program(self.input_order, chain).solve(self._slice())
             self.bound = max(self.bound, answer.bound)
             if self._orders_agree(chain):
                 self.global_bound = max(self.global_bound, answer.bound)
             self.report(self.proposal())
             if answer.infeasible or answer.live is None:
                 break
-            schedule, simulated = self._decode(chain, answer.live)
+            schedule, simulation = self._decode(chain, answer.live)
             if self._closed():
                 break
             self._repair(chain, answer.live)
             if self._closed() or not answer.exact:
                 break
         if not problem.reorder and self.cuts:
-            self._global_bound_order()
+            self._raise_global_bound()
         self.messages.append(f"cuts: {len(self.cuts)}")
 
-    def _global_bound_order(self) -> None:
-        """Raise the bound over all orders by the cuts that follow one another in every order."""
-        if not self._orders_agree(self.given.chain(self.cuts)):
-            answer = self._program(self.free, self.free.chain(self.cuts)).solve(self._slice())
+    def _raise_global_bound(self) -> None:
+        """Raise the bound over all orders with those cuts that are totally ordered in every order."""
+        if not self._orders_agree(self.input_order.chain(self.cuts)):
+            answer = self._program(self.any_order, self.any_order.chain(self.cuts)).solve(self._slice())
             self.global_bound = max(self.global_bound, answer.bound)
             self.bound = max(self.bound, self.global_bound)
 
     def _orders_agree(self, chain: list[int]) -> bool:
-        """Return whether the program over these cuts is the same in any order."""
+        """Return whether the program over these cuts is the same for the input order and for any order."""
         everything = (1 << len(self.problem.graph.index.tasks)) - 1
-        return self.free.chain(self.cuts) == chain and all(
-            self.free.before(cut) == self.given.before(cut)
-            and self.free.after(cut) & everything == self.given.after(cut) & everything
+        return self.any_order.chain(self.cuts) == chain and all(
+            self.any_order.before(cut) == self.input_order.before(cut)
+            and self.any_order.after(cut) & everything == self.input_order.after(cut) & everything
             for cut in chain
         )
 
@@ -171,18 +174,18 @@ class _Search:
         return CutRelaxation(self.problem.graph, precedence, chain, budgets, self.deadline)
 
     def _slice(self) -> Deadline:
-        return self.deadline.within(max(1.0, SHARE_OF_TIME * self.deadline.remaining))
+        return self.deadline.within(max(1.0, PROGRAM_SHARE * self.deadline.remaining))
 
     def _closed(self) -> bool:
-        return self.best is not None and relative_gap(self.best_time, self.bound) <= CLOSED
+        return self.best is not None and relative_gap(self.best_time, self.bound) <= CLOSED_GAP
 
     def _decode(self, chain: list[int], live: Sequence[frozenset[int]]) -> tuple[Schedule, Simulation]:
-        """Turn the program's point into a schedule, and judge it."""
+        """Turn the program's point into a schedule, and simulate it."""
         schedule = decode(self.problem.graph, chain, live)
         return schedule, self._keep_if_better(schedule)
 
     def _repair(self, chain: list[int], live: Sequence[frozenset[int]]) -> None:
-        """Evict more, greedily, until the program's point fits."""
+        """Evict more tensors, greedily, until the program's point fits."""
         greedy = GreedySearch(self.problem.graph, self.problem.budget_bytes)
         for cut, kept in zip(chain, live, strict=True):
             greedy.evict_across(cut, kept)
@@ -191,34 +194,34 @@ class _Search:
         self._keep_if_better(greedy.schedule())
 
     def _keep_if_better(self, schedule: Schedule) -> Simulation:
-        simulated = simulate(self.problem.graph, schedule)
-        if simulated.peak_bytes <= self.problem.budget_bytes and simulated.time < self.best_time:
-            self.best, self.best_time = schedule, simulated.time
-        return simulated
+        simulation = simulate(self.problem.graph, schedule)
+        if simulation.peak_bytes <= self.problem.budget_bytes and simulation.time < self.best_time:
+            self.best, self.best_time = schedule, simulation.time
+        return simulation
 
-    def _next_cut(self, schedule: Schedule, simulated: Simulation) -> int | None:
-        """Return the task to look at next: where the schedule peaks, or elsewhere if a cut stands near."""
+    def _next_cut(self, schedule: Schedule, simulation: Simulation) -> int | None:
+        """Return the task of the next cut: where the schedule peaks, or elsewhere if a cut is near."""
         firsts = first_runs(self.problem.graph, schedule)
-        peak = int(simulated.memory.argmax())
+        peak = int(simulation.memory.argmax())
         around = min(firsts, key=lambda task: (firsts[task] < peak, abs(firsts[task] - peak)))
         behind = min(firsts, key=lambda task: (firsts[task] > peak, abs(firsts[task] - peak)))
-        far = simulated.peak_bytes > _NEARLY * self.problem.budget_bytes
+        far = simulation.peak_bytes > _FAR_OVER_BUDGET * self.problem.budget_bytes
         if len(self.cuts) >= 2 and far and self._is_near_a_cut(around):
             shared = [task for task in self.problem.cuts if not self._is_near_a_cut(task)]
             if shared:
                 return shared[0]
-            self._try_pairs([self._last_over(firsts, simulated), *self._champions()])
+            self._try_pairs([self._last_over(firsts, simulation), *self._largest_of_windows()])
             gains = {task: gain for task, gain in self.gains.items() if gain > 0 and not self._is_near_a_cut(task)}
             if gains:
                 return max(gains, key=lambda task: gains[task])
-        highest = sorted(firsts, key=lambda task: simulated.memory[firsts[task]], reverse=True)
+        highest = sorted(firsts, key=lambda task: simulation.memory[firsts[task]], reverse=True)
         return next((task for task in (around, behind, *highest) if task not in self.cuts), None)
 
-    def _last_over(self, firsts: dict[int, int], simulated: Simulation) -> int:
-        """Return the last task of the stretch, from the peak on, whose first runs are over budget."""
-        peak, last = int(simulated.memory.argmax()), -1
+    def _last_over(self, firsts: dict[int, int], simulation: Simulation) -> int:
+        """Return the last task, from the peak on, before first runs fit the budget again."""
+        peak, last = int(simulation.memory.argmax()), -1
         for task in sorted(firsts, key=firsts.__getitem__):
-            if last >= 0 and firsts[task] >= peak and simulated.memory[firsts[task]] <= self.problem.budget_bytes:
+            if last >= 0 and firsts[task] >= peak and simulation.memory[firsts[task]] <= self.problem.budget_bytes:
                 break
             last = task
         return last
@@ -226,26 +229,26 @@ class _Search:
     def _is_near_a_cut(self, task: int) -> bool:
         return any(abs(task - cut) * _WINDOWS < len(self.problem.graph.index.tasks) for cut in self.cuts)
 
-    def _champions(self) -> list[int]:
-        """Return the task with the largest working set of each window of the order, the largest first."""
+    def _largest_of_windows(self) -> list[int]:
+        """Return the task with the largest working set in each window of the order, largest first."""
         graph = self.problem.graph
         needs = [working_set_bytes(graph, operations[0]) for operations in graph.index.tasks]
-        champions: dict[int, int] = {}
+        largest: dict[int, int] = {}
         for task in sorted(range(len(needs)), key=needs.__getitem__, reverse=True):
-            champions.setdefault(task * _WINDOWS // len(needs), task)
-        return list(champions.values())
+            largest.setdefault(task * _WINDOWS // len(needs), task)
+        return list(largest.values())
 
     def _try_pairs(self, tasks: Sequence[int]) -> None:
-        """Find what each task adds to the bound of the first cut alone."""
+        """Find by how much each task, as a second cut, raises the bound of the first cut alone."""
         first = self.cuts[0]
-        deadline = self.deadline.within(_SHARE_OF_TRIALS * self.deadline.remaining)
+        deadline = self.deadline.within(_TRIALS_SHARE * self.deadline.remaining)
         self.gains.setdefault(first, self._bound_of([first], deadline))
         for task in tasks:
             if task not in self.gains and not deadline.passed:
                 self.gains[task] = self._bound_of(sorted((first, task)), deadline) - self.gains[first]
 
     def _bound_of(self, chain: list[int], deadline: Deadline) -> float:
-        answer = self._program(self.given, chain).solve(deadline.within(deadline.remaining / 3))
+        answer = self._program(self.input_order, chain).solve(deadline.within(deadline.remaining / 3))
         self.bound = max(self.bound, answer.bound)
         return answer.bound
 
@@ -253,8 +256,8 @@ class _Search:
 def decode(graph: Graph, chain: Sequence[int], live: Sequence[frozenset[int]]) -> Schedule:
     """Return the schedule that keeps exactly these tensors at the cuts.
 
-    The walk follows the input order; at a cut it makes sure of the tensors to keep and
-    drops the others, and before each operation it computes again what is missing.
+    A walk follows the input order. At a cut it recomputes the tensors to keep and drops the
+    others; before each operation it recomputes the missing inputs.
 
     Parameters
     ----------
@@ -262,20 +265,20 @@ def decode(graph: Graph, chain: Sequence[int], live: Sequence[frozenset[int]]) -
     chain : sequence of int
         Tasks, ascending.
     live : sequence of frozenset of int
-        Tensors to keep when each of them first runs.
+        Tensors to keep when each task first runs.
     """
     index = graph.index
     keep = dict(zip(chain, live, strict=True))
     walk = Walk(graph)
-    made: set[int] = set()
+    computed: set[int] = set()
     for i in index.defaults:
         task = index.task_of[i]
         if task in keep:
-            # What never stood is left to whoever reads it: a forward operation cannot begin here.
-            walk.ensure(t for t in keep[task] if t in made and walk.can_make(t))
+            # A tensor that was never computed is left to its readers: forward tasks may not first run this late.
+            walk.ensure(t for t in keep[task] if t in computed and walk.can_compute(t))
             walk.keep_only(keep[task])
         begun = len(walk.runs)
         walk.run(i)
-        made.update(t for run in walk.runs[begun:] for t in index.outputs[run])
+        computed.update(t for run in walk.runs[begun:] for t in index.outputs[run])
     walk.ensure(t for t, result in enumerate(index.is_result) if result)
     return schedule_from_runs(graph, walk.runs)

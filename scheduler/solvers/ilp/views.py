@@ -1,4 +1,4 @@
-"""Views folded into what they look at."""
+"""Fold views into their base tensors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from scheduler.graph import Graph
 
 @dataclass(frozen=True)
 class FoldedViews:
-    """Which operations only look at storages that stand, and what they look at.
+    """The operations of a graph that are pure views, and the base of each tensor.
 
     Attributes
     ----------
     root : tuple of int
-        Per tensor: the tensor that stands for it, itself unless a folded operation makes
-        it; -1 for resident ones and views of them.
+        The base of each tensor: the tensor itself unless a folded operation produces it;
+        -1 for resident tensors and their views.
     folded : tuple of bool
-        Per operation.
+        Whether each operation is a pure view.
     """
 
     root: tuple[int, ...]
@@ -25,16 +25,16 @@ class FoldedViews:
 
 
 def fold_views(graph: Graph, *, free: bool = False) -> FoldedViews:
-    """Return the views of a graph.
+    """Find the pure views of a graph.
 
-    A view is an operation that can run again, has no workspace, reads one instance and makes
-    nothing beside it, in a task of its own.
+    A pure view is an operation that is repeatable, has no workspace and no alternative, reads
+    one storage, and whose outputs all lie on that storage.
 
     Parameters
     ----------
     graph : Graph
     free : bool
-        Whether only views that take no time count.
+        Whether to fold only views that take no time.
     """
     index = graph.index
     root = [-1 if resident else t for t, resident in enumerate(index.is_resident)]

@@ -1,4 +1,4 @@
-"""Annealing: the memory that it keeps, the answers that it finds, and how it ends."""
+"""Check annealing: its memory, its answers, and how it ends."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from scheduler.errors import InvalidScheduleError
 from scheduler.problem import Problem, parse_budget
 from scheduler.schedule import follows_input_order, runs_of, schedule_from_runs
 from scheduler.solvers import greedy
+from scheduler.solvers.anneal import propose
 from scheduler.solvers.anneal.contraction import Contraction
-from scheduler.solvers.anneal.solver import Walker, polish, propose
+from scheduler.solvers.anneal.solver import Walker
 from scheduler.solvers.anneal.state import AREA, BLOCK, COST
 from scheduler.solvers.deadline import Deadline
+from tests.support.annealing import polish
 from tests.support.examples import examples
 from tests.support.oracle import optimum
 from tests.support.strategies import graphs, joint_graphs
@@ -39,13 +41,13 @@ def walker_after(graph: sc.Graph, budget: int, moves: int, *, free: bool) -> Wal
 
 
 def memory_kept(walker: Walker) -> np.ndarray:
-    """Memory during each run as the walker keeps it, beyond the budget."""
+    """Memory during each run according to the walker, relative to the budget."""
     state = walker.state
     return (state.memory + np.repeat(state.pending, BLOCK))[state.run >= 0]
 
 
 def simulated(graph: sc.Graph, walker: Walker) -> tuple[sc.Simulation, np.ndarray]:
-    """The judge's word on the walker's sequence: it raises if a rule is broken."""
+    """The simulation of the walker's sequence, which raises if a rule is broken, and memory during each run."""
     runs = walker.contraction.expand(walker.state.run[walker.state.run >= 0].tolist())
     schedule = schedule_from_runs(graph, runs)
     simulation = sc.simulate(graph, schedule)
@@ -55,7 +57,7 @@ def simulated(graph: sc.Graph, walker: Walker) -> tuple[sc.Simulation, np.ndarra
 
 @settings(max_examples=examples(150))
 @given(data=st.data(), free=st.booleans())
-def test_every_state_is_a_schedule_and_its_memory_is_never_below_the_judges(data: st.DataObject, free: bool) -> None:
+def test_every_state_is_valid_and_its_memory_is_at_least_that_of_the_simulator(data: st.DataObject, free: bool) -> None:
     graph = data.draw(st.one_of(graphs(), joint_graphs()))
     budget = data.draw(st.integers(0, 40))
     walker = walker_after(graph, budget, data.draw(st.integers(1, 400)), free=free)
@@ -67,7 +69,7 @@ def test_every_state_is_a_schedule_and_its_memory_is_never_below_the_judges(data
 
 @settings(max_examples=examples(150))
 @given(data=st.data(), free=st.booleans())
-def test_without_shared_storages_memory_and_time_are_the_judges(data: st.DataObject, free: bool) -> None:
+def test_without_shared_storages_memory_and_time_are_those_of_the_simulator(data: st.DataObject, free: bool) -> None:
     drawn = data.draw(st.one_of(graphs(), joint_graphs()))
     graph = sc.Graph(
         drawn.operations,
@@ -94,8 +96,8 @@ def test_on_a_chain_of_six_it_finds_what_the_exhaustive_search_finds(budget: int
     assert sc.simulate(graph, found).time == best
 
 
-def test_another_order_needs_no_recomputation_where_the_given_one_does() -> None:
-    # Two large tensors, each reduced to a small one: made one after the other, never both stand.
+def test_another_order_needs_no_recomputation_where_the_input_order_does() -> None:
+    # Two large tensors, each reduced to a small one: in the right order, never both are live.
     graph = sc.Graph(
         [
             sc.Operation("make_a", [], ["a"], 5.0),
@@ -110,7 +112,7 @@ def test_another_order_needs_no_recomputation_where_the_given_one_does() -> None
     assert free.schedule is not None
     assert sc.simulate(graph, free.schedule).time == 12.0
     assert sc.simulate(graph, free.schedule).peak_bytes == 10
-    # In the input order each is made twice: at once, and again alone before it is reduced.
+    # In the input order each is computed twice: first both, and then each one just before it is reduced.
     input_order = propose(Problem(graph, 10, reorder=False), deadline=Deadline(5), seed=0)
     assert input_order.schedule is not None
     assert sc.simulate(graph, input_order.schedule).time == 22.0
@@ -132,9 +134,9 @@ def test_polishing_never_makes_a_start_slower_and_keeps_to_the_budget_and_the_or
     start = greedy.propose(problem, deadline=NEVER, seed=0).schedule
     assert start is not None
     found = polish(problem, start, deadline=NEVER, seed=1, moves=40_000)
-    simulated = sc.simulate(graph, found)
-    assert simulated.time <= sc.simulate(graph, start).time
-    assert simulated.peak_bytes <= problem.budget_bytes
+    simulation = sc.simulate(graph, found)
+    assert simulation.time <= sc.simulate(graph, start).time
+    assert simulation.peak_bytes <= problem.budget_bytes
     assert follows_input_order(graph, found)
 
 
@@ -145,7 +147,7 @@ def test_polishing_returns_the_start_where_nothing_fits() -> None:
     assert polish(problem, start, deadline=Deadline(0.2), seed=0, moves=5_000) is start
 
 
-def test_a_start_that_breaks_a_rule_is_refused() -> None:
+def test_an_invalid_start_is_rejected() -> None:
     graph = uniform_chain(3)
     with pytest.raises(InvalidScheduleError, match="not live"):
         polish(Problem(graph, 100), sc.Schedule([sc.Compute("f1")]), deadline=NEVER, seed=0, moves=1)
@@ -157,8 +159,8 @@ def test_a_budget_under_the_floor_is_proven_impossible() -> None:
     assert proposal.schedule is None
 
 
-def test_views_are_made_again_where_their_base_is() -> None:
-    # v views x; x is large and cheap, y needs the room between the two readers of the view.
+def test_views_are_recomputed_with_their_base() -> None:
+    # v views x; x is large and cheap, y needs its memory between the two readers of the view.
     graph = sc.Graph(
         [
             sc.Operation("x", [], ["x"], 1.0),
@@ -173,15 +175,15 @@ def test_views_are_made_again_where_their_base_is() -> None:
         results=["r"],
     )  # fmt: skip
     found = polish(Problem(graph, 10), Problem(graph, 10).save_everything, deadline=NEVER, seed=0, moves=20_000)
-    simulated = sc.simulate(graph, found)
-    assert simulated.peak_bytes <= 10
-    assert simulated.recomputed == {"x": 1, "v": 1, "p": 0, "y": 0, "q": 0, "r": 0}
+    simulation = sc.simulate(graph, found)
+    assert simulation.peak_bytes <= 10
+    assert simulation.recomputed == {"x": 1, "v": 1, "p": 0, "y": 0, "q": 0, "r": 0}
 
 
-def test_time_is_up_within_a_second_also_on_thousands_of_operations() -> None:
+def test_the_time_limit_holds_on_thousands_of_operations() -> None:
     graph = conv_net(500)
     problem = Problem(graph, parse_budget("50%", graph))
-    polish(problem, problem.save_everything, deadline=NEVER, seed=0, moves=2)  # compiled by now
+    polish(problem, problem.save_everything, deadline=NEVER, seed=0, moves=2)  # compiles the kernels
     started = time.monotonic()
     propose(problem, deadline=Deadline(1.0), seed=0)
     assert time.monotonic() - started < 2.0

@@ -1,4 +1,4 @@
-"""Deep networks: where they fall apart, bounds that hold, and proofs that other solvers confirm."""
+"""Check deep networks: their blocks, valid bounds, and proofs that other solvers confirm."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from scheduler import zoo
 from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.hierarchical import propose
 from scheduler.solvers.hierarchical.bound import OneCut
 from scheduler.solvers.hierarchical.graphs import block_graphs
 from scheduler.solvers.hierarchical.knapsack import choose
 from scheduler.solvers.hierarchical.partition import partition
-from scheduler.solvers.hierarchical.solver import propose
 from scheduler.solvers.ilp.frontier import CutFrontier
 from scheduler.solvers.ilp.relaxation import CutRelaxation, Precedence
 from scheduler.solvers.ilp.views import fold_views
 from tests.support.deep_graphs import deep_graph
 
-FALL_APART = [1, 2, 5, 8, 10, 11, 12, 15]
+SEPARABLE_SEEDS = [1, 2, 5, 8, 10, 11, 12, 15]
 """Seeds of `deep_graph` whose network has four blocks or more."""
 SMALL = {"width": 32, "heads": 2, "length": 16, "batch_size": 4, "vocabulary": 64}
 
 
 @pytest.mark.parametrize("layers", [4, 9])
-def test_a_transformer_falls_apart_at_its_residual_stream(layers: int) -> None:
+def test_a_transformer_is_cut_at_its_residual_stream(layers: int) -> None:
     graph = zoo.transformer(layers, **SMALL)
     blocks = partition(graph)
     ends = [graph.operations[block.forward[-1]].name for block in blocks[:-1]]
@@ -55,7 +55,7 @@ def test_a_second_stream_does_not_hide_the_blocks() -> None:
     assert sum(name.startswith("encoder") for name in names) >= 5
 
 
-@pytest.mark.parametrize("seed", FALL_APART)
+@pytest.mark.parametrize("seed", SEPARABLE_SEEDS)
 @pytest.mark.parametrize("share", [80, 50])
 def test_bounds_hold_and_proofs_agree_with_those_of_other_solvers(seed: int, share: int) -> None:
     graph = deep_graph(seed)
@@ -68,15 +68,15 @@ def test_bounds_hold_and_proofs_agree_with_those_of_other_solvers(seed: int, sha
     if other.schedule is not None:
         assert proposal.bound <= other.time * (1 + 1e-9)
     if proposal.schedule is not None:
-        simulated = sc.simulate(graph, proposal.schedule)
-        assert other.bound <= simulated.time * (1 + 1e-9)
-        if simulated.peak_bytes <= problem.budget_bytes:
-            assert proposal.bound <= simulated.time * (1 + 1e-9)
+        simulation = sc.simulate(graph, proposal.schedule)
+        assert other.bound <= simulation.time * (1 + 1e-9)
+        if simulation.peak_bytes <= problem.budget_bytes:
+            assert proposal.bound <= simulation.time * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("share", [90, 70, 50, 35])
-def test_the_cut_of_blocks_is_that_of_the_whole(share: int) -> None:
-    """Where nothing passes by, the program over blocks and the one over the whole graph have the same optimum."""
+def test_the_bound_over_blocks_is_that_over_the_whole_graph(share: int) -> None:
+    """If no tensor crosses several blocks, the programs over blocks and over the whole graph have the same optimum."""
     graph = zoo.transformer(4, **SMALL)
     problem = Problem(graph, parse_budget(f"{share}%", graph))
     parts = block_graphs(graph, partition(graph))
@@ -100,7 +100,7 @@ def test_deep_transformers_are_proven_optimal(share: int) -> None:
     assert solution.overhead > 0
 
 
-def test_a_small_budget_is_met_with_whole_blocks_run_again() -> None:
+def test_a_small_budget_is_met_by_recomputing_whole_blocks() -> None:
     graph = zoo.transformer(16, width=64, heads=4, length=64, batch_size=16, vocabulary=64)
     solution = sc.solve(graph, "12%", solver="hierarchical", time_limit=30)
     assert solution.schedule is not None
@@ -109,7 +109,7 @@ def test_a_small_budget_is_met_with_whole_blocks_run_again() -> None:
     assert len(kept) < 32
 
 
-def test_what_is_required_runs_though_nobody_reads_it() -> None:
+def test_required_operations_run_even_if_nothing_reads_their_outputs() -> None:
     """As in graphs of other tools, which require every operation and have no results."""
     step = zoo.transformer(8, width=64, heads=4, length=64, batch_size=16, vocabulary=64)
     names = [operation.name for operation in step.operations]
@@ -120,8 +120,8 @@ def test_what_is_required_runs_though_nobody_reads_it() -> None:
         assert solution.bound <= sc.solve(graph, share, solver="ilp", reorder=False, time_limit=5).time * (1 + 1e-9)
 
 
-def test_equal_blocks_cost_nothing_more() -> None:
-    """Twice the blocks take the same programs: only the number of blocks grows."""
+def test_equal_blocks_are_solved_once() -> None:
+    """Twice the number of layers has the same distinct blocks."""
     samples = []
     for layers in (12, 24):
         graph = zoo.transformer(layers, width=64, heads=4, length=64, batch_size=16, vocabulary=64)
@@ -130,13 +130,13 @@ def test_equal_blocks_cost_nothing_more() -> None:
     assert samples[0] == samples[1]
 
 
-def test_a_graph_without_blocks_is_refused() -> None:
+def test_a_graph_without_blocks_is_rejected() -> None:
     graph = zoo.unet(batch_size=1)
-    with pytest.raises(UnsuitableProblemError, match="fall apart"):
+    with pytest.raises(UnsuitableProblemError, match="separates into 4 blocks or more, got 1"):
         propose(Problem(graph, parse_budget("90%", graph)), deadline=Deadline(5), seed=0)
 
 
-def test_alternatives_are_refused() -> None:
+def test_alternatives_are_rejected() -> None:
     graph = zoo.uniform_chain(30).graph
     with pytest.raises(UnsuitableProblemError, match="alternatives"):
         propose(Problem(graph, parse_budget("60%", graph)), deadline=Deadline(5), seed=0)
@@ -200,7 +200,7 @@ def test_the_least_cost_is_below_every_point_at_every_price() -> None:
         assert cost == pytest.approx(frontier.least_time(kept) + price * kept, rel=1e-6, abs=1e-6)
 
 
-def test_views_are_read_where_their_base_lies() -> None:
+def test_readers_of_views_read_their_bases() -> None:
     tensors = [sc.Tensor("x", 8), sc.Tensor("a", 8), sc.Tensor("v", 8, "a"), sc.Tensor("w", 4, "a"), sc.Tensor("b", 2)]
     operations = [
         sc.Operation("a", ["x"], ["a"], 1.0),

@@ -1,4 +1,4 @@
-"""The cuts solver: proofs that hold, on graphs whose optimum is known or found by the oracle."""
+"""Check the proofs of `ilp` on graphs whose optimum is known or found by the oracle."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.support.oracle import optimum
 from tests.support.training_graphs import conv_net, uniform_chain
 
 
-def test_cheap_operations_are_the_ones_computed_again() -> None:
+def test_cheap_operations_are_recomputed() -> None:
     graph = conv_net(6)
     solution = sc.solve(graph, "70%", solver="ilp")
     assert solution.status is sc.Status.OPTIMAL
     assert solution.search_space == "any order"
-    again = {name for name, runs in solution.simulation.recomputed.items() if runs}
-    assert again
-    assert all(name.startswith(("norm", "relu", "add")) for name in again)
+    recomputed = {name for name, runs in solution.simulation.recomputed.items() if runs}
+    assert recomputed
+    assert all(name.startswith(("norm", "relu", "add")) for name in recomputed)
 
 
 @pytest.mark.parametrize("budget", range(16, 33, 4))
-def test_a_chain_of_six_is_optimal_where_the_program_says_so(budget: int) -> None:
+def test_a_chain_of_six_is_optimal_where_the_status_says_so(budget: int) -> None:
     graph = uniform_chain(6)
     solution = sc.solve(graph, budget, solver="ilp", reorder=False)
     best = optimum(graph.to_dict(), budget, "input order")
@@ -36,7 +36,7 @@ def test_a_chain_of_six_is_optimal_where_the_program_says_so(budget: int) -> Non
 
 
 def test_the_bound_holds_where_the_presolve_of_highs_1_14_lost_the_optimum() -> None:
-    # The loss is dropped for b1 and made again after it: 8 + 1. HiGHS 1.14.0 claimed 11.
+    # The loss is dropped for b1 and recomputed after it: 8 + 1. HiGHS 1.14.0 claimed 11.
     operations = [
         sc.Operation("f0", ["x0"], ["x1"], 3.0, 3),
         sc.Operation("f1", ["x1", "x0"], ["x2"], 2.0, 3),
@@ -54,8 +54,8 @@ def test_the_bound_holds_where_the_presolve_of_highs_1_14_lost_the_optimum() -> 
     assert sc.solve(graph, 16, solver="ilp").time == 9.0
 
 
-def test_a_task_may_run_twice_between_two_cuts_where_no_choice_makes_all_that_is_read() -> None:
-    # f0 makes both tensors and has a workspace that does not fit: f1 and f2 run, and then the reader: 4 + 0 + 1.
+def test_a_task_may_run_twice_between_two_cuts_if_no_alternative_that_fits_produces_all_that_is_read() -> None:
+    # f0 produces both tensors, but its workspace does not fit: f1 and f2 run, and then the reader: 4 + 0 + 1.
     operations = [
         sc.Operation("f0", [], ["x", "y"], 4.0, 2),
         sc.Operation("f1", [], ["y"], 4.0),
@@ -82,13 +82,13 @@ def test_a_budget_under_the_floor_is_proven_impossible() -> None:
     assert proposal.schedule is None
 
 
-def test_any_order_bound_never_passes_the_input_order_bound() -> None:
+def test_the_bound_over_all_orders_never_exceeds_that_of_the_input_order() -> None:
     for share in (90, 80, 70):
         solution = sc.solve(conv_net(6), f"{share}%", solver="ilp")
         assert solution.global_bound <= solution.bound <= solution.time
 
 
-def test_a_program_out_of_time_claims_nothing() -> None:
+def test_a_program_without_time_claims_nothing() -> None:
     graph = conv_net(6)
     precedence = Precedence(graph, reorder=False)
     answer = CutRelaxation(graph, precedence, [30], [graph.resident_bytes + 600]).solve(Deadline(0))
@@ -97,7 +97,7 @@ def test_a_program_out_of_time_claims_nothing() -> None:
     assert 0 <= answer.bound <= sc.solve(graph, 2**30, solver="save-all").time
 
 
-def test_a_program_that_time_ran_out_for_while_it_was_built_is_not_solved() -> None:
+def test_a_program_whose_deadline_passed_during_its_construction_is_not_solved() -> None:
     graph = conv_net(6)
     budgets = [graph.resident_bytes + 600]
     late = CutRelaxation(graph, Precedence(graph, reorder=False), [30], budgets, Deadline(0)).solve(Deadline(20))
@@ -133,7 +133,7 @@ def test_precedence_in_any_order_follows_data_and_phases_only() -> None:
     assert free.chain([1, 2, 3]) == [1, 3]
 
 
-def test_cuts_that_served_another_budget_spare_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuts_from_another_budget_save_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = conv_net(16)
     tried: list[int] = []
     try_pairs = _Search._try_pairs
