@@ -148,8 +148,9 @@ def check_layers(
     with StorageTracker(resident) as tracker:
         step()
     measured = storage_bytes(resident) + tracker.peak_bytes
+    layer_backwards = {operation.name for operation in plan.graph.operations if operation.kind == "backward"}
     backwards = [
-        action for action in plan.schedule if isinstance(action, Compute) and action.operation.endswith(".backward")
+        action for action in plan.schedule if isinstance(action, Compute) and action.operation in layer_backwards
     ]
     if len(backwards) == len(set(backwards)):
         assert least * plan.peak_bytes <= measured <= plan.peak_bytes
