@@ -1,22 +1,18 @@
-"""Files: JSON that is checked while it is read, text that is written whole or not at all."""
+"""Files: JSON that is checked while it is read, text that is written as a whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from scheduler.errors import GraphFormatError
 from scheduler.validation import check_unique
 
-if TYPE_CHECKING:
-    pass
-
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file to the side, sync it, and rename it into place: never half a file.
+    """Write a file as a whole or not at all: to a side file, synced, and renamed into place.
 
     Raises
     ------
@@ -24,20 +20,18 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         If the path cannot be written; an existing file is left as it was.
     """
     target = Path(path)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
-    ) as side:
-        try:
-            side.write(text)
-            side.flush()
-            os.fsync(side.fileno())
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(side.name, 0o666 & ~mask)
-            os.replace(side.name, target)
-        except BaseException:
-            os.unlink(side.name)
-            raise
+    side = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    # The kernel applies the process's mask to this mode, so that no other thread sees the mask change.
+    descriptor = os.open(side, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(side, target)
+    except BaseException:
+        os.unlink(side)
+        raise
 
 
 def read_json(path: str | os.PathLike[str]) -> object:
@@ -48,10 +42,17 @@ def read_json(path: str | os.PathLike[str]) -> object:
     GraphFormatError
         If the file cannot be read, is not UTF-8 or not JSON, or holds NaN or infinity.
     """
-    return _parse_json(path, _read_text(path))
+    return parse_json(path, read_text(path))
 
 
-def _read_text(path: str | os.PathLike[str]) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file; "-" reads standard input.
+
+    Raises
+    ------
+    GraphFormatError
+        If the file cannot be read or is not UTF-8.
+    """
     try:
         return Path("/dev/stdin" if str(path) == "-" else path).read_text(encoding="utf-8")
     except OSError as error:
@@ -60,20 +61,27 @@ def _read_text(path: str | os.PathLike[str]) -> str:
         raise GraphFormatError(f"{path} is not valid UTF-8 text: {error}") from error
 
 
-def _parse_json(path: str | os.PathLike[str], text: str) -> object:
+def parse_json(path: str | os.PathLike[str], text: str) -> object:
+    """Return the JSON data in the text of a file.
+
+    Raises
+    ------
+    GraphFormatError
+        If the text is not JSON, holds NaN or infinity, or an object repeats a key.
+    """
     try:
-        data: object = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeats)
+        data: object = json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_reject_repeats)
     except (ValueError, RecursionError) as error:
         raise GraphFormatError(f"{path} is not valid JSON: {error}") from error
     return data
 
 
-def _refuse_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _reject_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         check_unique([name for name, _ in pairs], "entries of one object")
     return entries
 
 
-def _refuse_constant(text: str) -> object:
+def _reject_constant(text: str) -> object:
     raise ValueError(f"{text} is not a number that costs can have")

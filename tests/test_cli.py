@@ -157,7 +157,7 @@ def test_a_model_that_cannot_be_captured_trains_by_its_layers(
     assert main(["trace", model, "--layers", "-o", "chain.json", "--json"]) == 0
     traced = json.loads(capsys.readouterr().out)
     assert traced["layers"] == 6
-    assert sc.read_graph("chain.json").digest == traced["digest"]
+    assert sc.read_graph("chain.json").graph.digest == traced["digest"]
     assert main(["train", model, "--layers", "--budget", "90%", "--steps", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     predicted, measured = report["predicted_peaks"], report["measured_peaks"]

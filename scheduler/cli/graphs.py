@@ -10,7 +10,7 @@ from scheduler import zoo
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
-from scheduler.graph.formats import read_graph_or_chain
+from scheduler.graph.formats import read_graph
 
 _ZOO = "zoo:"
 
@@ -18,7 +18,7 @@ _ZOO = "zoo:"
 def read_named_graph(name: str) -> Graph | Chain:
     """Return the graph in a file, or the graph of a zoo name such as `zoo:resnet:batch_size=8,size=128`."""
     if not name.startswith(_ZOO):
-        return read_graph_or_chain(name)
+        return read_graph(name)
     generator, _, sizes = name.removeprefix(_ZOO).partition(":")
     if generator not in zoo.__all__:
         raise InvalidOptionError(f'no graph "{generator}" in the zoo: the names are {", ".join(zoo.__all__)}')

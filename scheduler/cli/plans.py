@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 
-from scheduler.api import make_plan
+from scheduler.api import lower, make_plan
 from scheduler.cli.answers import DONE, plan_facts, print_answer, say
 from scheduler.cli.arguments import GRAPH, Commands, add_command, add_solving, solve_options
 from scheduler.cli.graphs import read_named_graph
@@ -113,7 +113,7 @@ def add_verify(commands: Commands) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     plan = Plan.load(options.plan)
-    plan.verify(read_graph(options.graph) if options.graph else None)
+    plan.verify(lower(read_graph(options.graph))[0] if options.graph else None)
     answer = {"plan": options.plan, "verified": True, **plan_facts(plan)}
     print_answer(answer, options.json)
     return DONE

@@ -11,22 +11,21 @@ from scheduler.graph.operations import Operation, Phase, Tensor
 if TYPE_CHECKING:
     import networkx
 
-
 _OPERATION_FIELDS = ("name", "time", "workspace_bytes", "phase", "repeatable", "signature", "layer", "kind")
 _TIME_NAMES = ("time", "duration", "cost_cpu", "weight", "cost")
-
-
 _SIZE_NAMES = ("size_bytes", "out_cost", "cost_ram", "memory", "size")
-
-
 _END_NAMES = (("source", "target"), ("0", "1"), ("from", "to"))
 
 
 def to_networkx(graph: Graph) -> networkx.DiGraph:
     """Return a bipartite graph: nodes "operation:NAME" and "tensor:NAME", edges along the data.
 
-    Each node carries the fields of its operation or tensor; the graph carries the rest.
-    `from_networkx` reads it back.
+    Each node has the fields of its operation or tensor, and `node_type`; the graph has the
+    rest. `from_networkx` reads it back.
+
+    Parameters
+    ----------
+    graph : Graph
     """
     import networkx
 
@@ -66,13 +65,13 @@ def to_networkx(graph: Graph) -> networkx.DiGraph:
 
 
 def from_networkx(graph: networkx.DiGraph, *, time: str | None = None, size_bytes: str | None = None) -> Graph:
-    """Return the graph that `to_networkx` made, or one operation for each node of any other.
+    """Return the graph that `to_networkx` wrote, or one operation for each node of any other.
 
     Parameters
     ----------
     graph : networkx.DiGraph
     time, size_bytes : str, optional
-        Node attributes that hold time and bytes, where the graph is not of our form.
+        Node attributes that hold time and bytes, if `to_networkx` did not write the graph.
 
     Raises
     ------
@@ -108,7 +107,8 @@ def _from_bipartite(graph: networkx.DiGraph) -> Graph:
     return Graph([operation for _, operation in sorted(operations, key=lambda entry: entry[0])], tensors, **graph.graph)
 
 
-def _from_node_link(data: dict[str, object], *, time: str | None, size_bytes: str | None) -> Graph:
+def from_node_link(data: dict[str, object], *, time: str | None, size_bytes: str | None) -> Graph:
+    """Return one operation for each node of node-link JSON data; arguments and errors as for `from_networkx`."""
     import networkx
 
     nodes, links = data.get("nodes"), data.get("links", data.get("edges"))
@@ -126,12 +126,12 @@ def _from_node_link(data: dict[str, object], *, time: str | None, size_bytes: st
             raise GraphFormatError(f"node {number} is not a JSON object")
         node = entry.get("id", entry.get("name", number))
         if node is None or isinstance(node, (list, dict)) or node in graph:
-            raise GraphFormatError(f"node {number}: id {node!r} is taken or not a plain value")
+            raise GraphFormatError(f"node {number}: id {node!r} must be a plain value that no other node has")
         graph.add_node(node, **{str(key): value for key, value in entry.items()})
     for number, link in enumerate(links):
         ends = next((e for e in _END_NAMES if isinstance(link, dict) and e[0] in link and e[1] in link), None)
         if ends is None:
-            raise GraphFormatError(f"link {number} has no ends: known pairs of names are {list(_END_NAMES)}")
+            raise GraphFormatError(f"link {number} has no ends: the known pairs of names are {list(_END_NAMES)}")
         source, target = link[ends[0]], link[ends[1]]
         for node in (source, target):
             if isinstance(node, (list, dict)) or node not in graph:
@@ -144,7 +144,7 @@ def _one_operation_per_node(graph: networkx.DiGraph, *, time: str | None, size_b
     import networkx
 
     if not graph.is_directed():
-        raise GraphFormatError("a graph of operations is directed: give a networkx.DiGraph")
+        raise GraphFormatError("a graph of operations must be directed: give a networkx.DiGraph")
     if not graph.nodes:
         raise InvalidGraphError("a graph needs at least one operation")
     found = {str(key) for _, attributes in graph.nodes(data=True) for key in attributes}
@@ -165,7 +165,7 @@ def _one_operation_per_node(graph: networkx.DiGraph, *, time: str | None, size_b
     marks = [
         graph.nodes[node].get("backward") is True or graph.nodes[node].get("phase") == "backward" for node in order
     ]
-    # Marks that do not split the order into two phases say nothing about phases.
+    # Marks that do not split the order into two phases do not mark phases.
     two_phases = marks == sorted(marks)
     operations, tensors = [], []
     for node, marked in zip(order, marks, strict=True):
@@ -186,15 +186,15 @@ def _one_operation_per_node(graph: networkx.DiGraph, *, time: str | None, size_b
     )
 
 
-def _attribute(asked: str | None, known: tuple[str, ...], found: set[str], what: str) -> str:
-    if asked is not None:
-        if asked not in found:
-            raise GraphFormatError(f'no node has "{asked}"; the attributes found are {sorted(found)}')
-        return asked
+def _attribute(given: str | None, known: tuple[str, ...], found: set[str], what: str) -> str:
+    if given is not None:
+        if given not in found:
+            raise GraphFormatError(f'no node has "{given}"; the attributes found are {sorted(found)}')
+        return given
     name = next((name for name in known if name in found), None)
     if name is None:
         raise GraphFormatError(
-            f"cannot tell which node attribute holds {what}: found {sorted(found)}, known are {list(known)};"
+            f"no known node attribute holds {what}: found {sorted(found)}, known are {list(known)};"
             f" name it with {what}=..."
         )
     return name
@@ -203,10 +203,10 @@ def _attribute(asked: str | None, known: tuple[str, ...], found: set[str], what:
 def _input_order(order: object, graph: networkx.DiGraph) -> list[object]:
     nodes = set(graph.nodes)
     if not isinstance(order, (list, tuple)):
-        raise GraphFormatError(f'"order" of the graph is a list of nodes, not {type(order).__name__}')
+        raise GraphFormatError(f'"order" of the graph must be a list of nodes, got {type(order).__name__}')
     listed = [node for node in order if not isinstance(node, (list, dict))]
     if len(listed) != len(order) or len(listed) != len(nodes) or set(listed) != nodes:
-        raise GraphFormatError('"order" of the graph does not list every node once')
+        raise GraphFormatError('"order" of the graph must list every node once')
     return listed
 
 

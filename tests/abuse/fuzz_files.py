@@ -22,7 +22,6 @@ def main() -> None:
 
     with atheris.instrument_imports(include=["scheduler"]):
         import scheduler as sc
-        from scheduler.graph.formats import read_graph_or_chain
     from tests.abuse.hostile import seeds
     from tests.support.plans import layered_plan
 
@@ -31,7 +30,7 @@ def main() -> None:
     def check(content: bytes) -> None:
         path.write_bytes(content)
         with contextlib.suppress(sc.SchedulerError):
-            read = read_graph_or_chain(path)
+            read = sc.read_graph(path)
             assert type(read).from_dict(read.to_dict()) == read
         with contextlib.suppress(sc.SchedulerError):
             assert sc.Plan.load(path) == whole

@@ -15,7 +15,6 @@ import scheduler as sc
 from scheduler.api import lower
 from scheduler.cli import main
 from scheduler.errors import GraphFormatError, PlanFormatError, SchedulerError
-from scheduler.graph.formats import read_graph_or_chain
 from tests.abuse.hostile import RAW, edited, places, seeds, spoiled
 from tests.abuse.tally import BOOK
 from tests.support.examples import examples
@@ -31,7 +30,7 @@ GRAPHS = [name for name in SEEDS if name != "plan"]
 def check_graph_file(path: Path, area: str) -> None:
     """Read it; what is read must be whole, and simulated as the independent oracle judges it."""
     tally = BOOK.of(area)
-    read = tally.attempt(read_graph_or_chain, path)
+    read = tally.attempt(sc.read_graph, path)
     if isinstance(read, SchedulerError):
         return
     tally.accept(type(read).from_dict(read.to_dict()) == read, "what is written reads back")
@@ -93,14 +92,14 @@ def test_every_hostile_value_in_every_place_is_refused_or_read_rightly(name: str
 def test_the_files_are_whole_before_they_are_spoiled(name: str, tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(SEEDS[name])
-    assert sc.Plan.load(path) == layered_plan() if name == "plan" else read_graph_or_chain(path)
+    assert sc.Plan.load(path) == layered_plan() if name == "plan" else sc.read_graph(path)
 
 
 @pytest.mark.parametrize("name", [name for name, content in SEEDS.items() if content.startswith(b"{")])
 def test_an_entry_that_stands_twice_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(SEEDS[name].replace(b"{", b'{"version": 0, "version": 1, ', 1))
-    error = BOOK.of(f"{name} files").attempt(sc.Plan.load if name == "plan" else read_graph_or_chain, path)
+    error = BOOK.of(f"{name} files").attempt(sc.Plan.load if name == "plan" else sc.read_graph, path)
     BOOK.of(f"{name} files").accept(isinstance(error, GraphFormatError | PlanFormatError), error)
     assert '"version"' in str(error)
 

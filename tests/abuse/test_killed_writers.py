@@ -104,7 +104,7 @@ def test_a_table_loses_no_row_whenever_its_writer_is_killed(tmp_path: Path) -> N
 FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 
 
-@pytest.mark.parametrize("step", ["os.fsync", "os.replace", "os.chmod", "tempfile.NamedTemporaryFile"])
+@pytest.mark.parametrize("step", ["os.open", "os.fsync", "os.replace"])
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda number: errno.errorcode[number])
 def test_a_file_stays_as_it_was_whichever_step_of_a_save_fails(
     step: str, failure: int, plans: tuple[sc.Plan, sc.Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
