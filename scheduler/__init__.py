@@ -26,8 +26,9 @@ try:
         UnsuitableProblemError,
     )
     from scheduler.graph import Graph, Operation, Tensor
-    from scheduler.graph.chain import Chain, Layer, Mode
+    from scheduler.graph.chain import Chain
     from scheduler.graph.formats import read_graph, write_graph
+    from scheduler.graph.layers import Layer, Mode
     from scheduler.graph.networkx_graphs import from_networkx, to_networkx
     from scheduler.plan import Plan
     from scheduler.planning.frontiers import Frontier, frontier

@@ -1,16 +1,15 @@
-"""The plan: an answer as a file that stands on its own and is simulated again when it is read."""
+"""The plan: a solution as a self-contained file, which is simulated again when it is loaded."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from scheduler.errors import (
     InvalidGraphError,
@@ -26,25 +25,29 @@ from scheduler.problem import least_time, save_everything
 from scheduler.schedule import Schedule
 from scheduler.simulator import Simulation, simulate
 from scheduler.solution import TOLERANCE, Solution, Status, relative_gap
+from scheduler.tables import text_table
+from scheduler.units import format_bytes, format_peak, format_percent
+from scheduler.validation import count_of, mapping, names_of, sequence, sha256, text_of, time_of
 
 PLAN_FORMAT = "scheduler-plan"
 PLAN_VERSION = 2
+_NAMES_SHOWN = 5
 
 Granularity = Literal["operations", "layers"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule of a graph, with claims that the judge has confirmed and the proof behind them.
+    """A schedule of a graph, with claims that the simulator has confirmed, and their proof.
 
     Attributes
     ----------
     graph : Graph
     schedule : Schedule
     budget_bytes : int
-        Resident tensors included, as are all peaks.
+        Includes the resident tensors, as all peaks do.
     time, baseline_time : float
-        Of the schedule and of the save-everything schedule, in the graph's unit.
+        Time of the schedule and of the save-everything schedule, in the graph's unit.
     peak_bytes, baseline_peak_bytes : int
     saved : tuple of str
         Tensors live at the end of the forward phase.
@@ -56,7 +59,7 @@ class Plan:
     solve_seconds : float
     granularity : "operations" or "layers"
     torch_version : str or None
-        The torch installed where the plan was made.
+        Version of torch that was installed where the plan was made.
     package_version : str
     """
 
@@ -88,7 +91,9 @@ class Plan:
             If the solution has no schedule.
         """
         if solution.schedule is None or solution.simulation is None:
-            raise PlanClaimError(f"a solution without a schedule is no plan: {solution.status.value}")
+            raise PlanClaimError(
+                f"a plan needs a solution with a schedule, got {solution.status.name}: {solution.status.value}"
+            )
         return cls(
             graph=graph,
             schedule=solution.schedule,
@@ -126,13 +131,13 @@ class Plan:
 
     @cached_property
     def simulation(self) -> Simulation:
-        """The judge's word on the schedule."""
+        """The simulation of the schedule."""
         return simulate(self.graph, self.schedule)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the plan's whole content."""
-        return _digest(self._content())
+        return sha256(self._content())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON: to the side, then renamed into place.
@@ -146,14 +151,14 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan and judge it again.
+        """Read a plan, and simulate it again.
 
         Raises
         ------
         PlanFormatError
-            If the file is no plan, or of an unknown version.
+            If the file is not a plan, or has an unknown version.
         PlanMismatchError
-            If a digest differs from what it stands for.
+            If a digest differs from the data that it covers.
         PlanClaimError
             If a claim is untrue.
         """
@@ -167,7 +172,7 @@ class Plan:
             raise PlanFormatError(f"{path}: {error}") from error
 
     def verify(self, graph: Graph | None = None) -> None:
-        """Judge the schedule again and compare every claim.
+        """Simulate the schedule again and compare every claim.
 
         Parameters
         ----------
@@ -179,13 +184,13 @@ class Plan:
         PlanMismatchError
             If the plan belongs to another graph.
         PlanClaimError
-            If a claim is untrue: names the claim, its value and the judge's.
+            If a claim is untrue: names the claim, the stated value and the simulated one.
         """
         if graph is not None and graph.digest != self.graph.digest:
             same = graph.structure_digest == self.graph.structure_digest
             raise PlanMismatchError(
                 "the plan was made for another graph"
-                + (": same structure, other names, times or workspaces" if same else "")
+                + (": same structure, other names, roles, times or workspaces" if same else "")
                 + f" (digest {self.graph.digest[:12]}, given {graph.digest[:12]}); make a plan for this one"
             )
         try:
@@ -202,16 +207,54 @@ class Plan:
             raise PlanClaimError(f"the peak of {self.peak_bytes} bytes is over the budget of {self.budget_bytes}")
         for name, bound in (("bound", self.bound), ("global_bound", self.global_bound)):
             if not least_time(self.graph) * (1 - 1e-12) <= bound <= self.time:
-                raise PlanClaimError(f"{name} {bound} is no lower bound on the time {self.time}")
+                raise PlanClaimError(
+                    f"{name} {bound} must be a lower bound on the time {self.time} and at least the least time"
+                    " of the graph"
+                )
         if self.global_bound > self.bound:
             raise PlanClaimError(
-                f"global_bound {self.global_bound} holds for more schedules than bound, and is above it"
+                f"global_bound {self.global_bound} must not be above bound {self.bound}: it holds for more schedules"
             )
         expected = Status.OPTIMAL if self.gap <= TOLERANCE else Status.FEASIBLE
         self._check("status", self.status.name, expected.name)
 
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.graph.name!r}, {self.status.name}, {format_bytes(self.peak_bytes)} of"
+            f" {format_bytes(self.budget_bytes)}, overhead {format_percent(self.overhead)}, solver={self.solver!r})"
+        )
+
+    def summary(self) -> str:
+        """Return the claims, their proof, and what is saved and recomputed, as text."""
+        unit = self.graph.time_unit
+        recomputed = {name: runs for name, runs in self.simulation.recomputed.items() if runs}
+        peak = f"{self._peak(self.peak_bytes)} instead of {format_bytes(self.baseline_peak_bytes)}"
+        rows = [
+            ("plan", f"{self.graph.name or 'without a name'}, {self.granularity}"),
+            ("status", f"{self.status.name}: {self.status.value}"),
+            ("budget", self._peak(self.budget_bytes)),
+            ("resident", format_bytes(self.graph.resident_bytes)),
+            ("peak", peak),
+            ("time", f"{self.time:.6g} {unit}, overhead {format_percent(self.overhead, 4)}"),
+            ("bound", f"{self.bound:.6g} {unit}, gap {format_percent(self.gap, 4)} in {self.search_space}"),
+            (
+                "global bound",
+                f"{self.global_bound:.6g} {unit}, gap {format_percent(self.global_gap, 4)} over all schedules",
+            ),
+            ("solver", f"{self.solver}, {self.solve_seconds:.3g} s"),
+            ("saved", f"{format_bytes(self.simulation.saved_bytes)} in {len(self.saved)} tensors{_shown(self.saved)}"),
+            (
+                "recomputed",
+                f"{sum(recomputed.values())} runs of {len(recomputed)} operations{_shown(tuple(recomputed))}",
+            ),
+        ]
+        return text_table(rows)
+
+    def _peak(self, count: int) -> str:
+        return format_peak(count, self.graph.resident_bytes, self.baseline_peak_bytes)
+
     def to_dict(self) -> dict[str, object]:
-        """Return the plan as plain JSON data; `from_dict` reads and judges it."""
+        """Return the plan as plain JSON data; `from_dict` reads and simulates it."""
         return {**self._content(), "digest": self.digest}
 
     @classmethod
@@ -225,7 +268,7 @@ class Plan:
         """
         fields = _object(data, "a plan")
         if fields.get("format") != PLAN_FORMAT:
-            raise PlanFormatError(f'not a plan: format is {fields.get("format")!r}, expected "{PLAN_FORMAT}"')
+            raise PlanFormatError(f'not a plan: format must be "{PLAN_FORMAT}", got {fields.get("format")!r}')
         if fields.get("version") != PLAN_VERSION or isinstance(fields.get("version"), bool):
             raise PlanFormatError(
                 f"plan version must be {PLAN_VERSION}, got {fields.get('version')!r}: make the plan again with this"
@@ -249,7 +292,7 @@ class Plan:
 
     def _check(self, name: str, claimed: object, found: object) -> None:
         if claimed != found or isinstance(claimed, bool):  # in Python, False == 0.0
-            raise PlanClaimError(f"claimed {name} {claimed}, the judge finds {found}")
+            raise PlanClaimError(f"the plan states {name}={claimed}, but simulation gives {found}")
 
     def _content(self) -> dict[str, object]:
         return {
@@ -285,35 +328,35 @@ class Plan:
         }
 
     @classmethod
-    def _parse(cls, fields: dict[str, object]) -> Plan:
+    def _parse(cls, fields: Mapping[str, object]) -> Plan:
         claims, proof = _object(fields.get("claims"), "claims"), _object(fields.get("proof"), "proof")
         status = proof.get("status")
         if status not in (Status.OPTIMAL.name, Status.FEASIBLE.name):
-            raise PlanFormatError(f"proof.status is OPTIMAL or FEASIBLE, not {status!r}")
+            raise PlanFormatError(f"proof.status must be OPTIMAL or FEASIBLE, got {status!r}")
         granularity = fields.get("granularity")
-        if granularity not in ("operations", "layers"):
-            raise PlanFormatError(f'granularity is "operations" or "layers", not {granularity!r}')
+        if granularity not in get_args(Granularity):
+            raise PlanFormatError(f'granularity must be "operations" or "layers", got {granularity!r}')
         try:
             graph = Graph.from_dict(fields.get("graph"))
-            schedule = Schedule.from_lines(_texts(fields.get("schedule"), "schedule"))
+            schedule = Schedule.from_lines(_names(fields, "schedule"))
         except (InvalidGraphError, InvalidScheduleError) as error:
             raise PlanFormatError(str(error)) from error
         return cls(
             graph=graph,
             schedule=schedule,
-            budget_bytes=_whole(fields, "budget_bytes"),
+            budget_bytes=_count(fields, "budget_bytes"),
             time=_number(claims, "time"),
-            peak_bytes=_whole(claims, "peak_bytes"),
+            peak_bytes=_count(claims, "peak_bytes"),
             baseline_time=_number(claims, "baseline_time"),
-            baseline_peak_bytes=_whole(claims, "baseline_peak_bytes"),
-            saved=tuple(_texts(fields.get("saved"), "saved")),
+            baseline_peak_bytes=_count(claims, "baseline_peak_bytes"),
+            saved=_names(fields, "saved"),
             status=Status[str(status)],
             search_space=_text(proof, "search_space"),
             bound=_number(proof, "bound"),
             global_bound=_number(proof, "global_bound"),
             solver=_text(proof, "solver"),
             solve_seconds=_number(proof, "solve_seconds"),
-            granularity=granularity,
+            granularity=cast(Granularity, granularity),
             torch_version=None if fields.get("torch_version") is None else _text(fields, "torch_version"),
             package_version=_text(fields, "package_version"),
         )
@@ -332,45 +375,29 @@ def _installed(distribution: str) -> str | None:
         return None
 
 
-def _digest(content: dict[str, object]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _shown(names: Sequence[str]) -> str:
+    """Return the first names, to follow their count."""
+    if not names:
+        return ""
+    more = f", and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f": {', '.join(names[:_NAMES_SHOWN])}{more}"
 
 
-def _object(data: object, what: str) -> dict[str, object]:
-    if not isinstance(data, dict):
-        raise PlanFormatError(f"{what} is a JSON object, not {type(data).__name__}")
-    return data
+def _object(value: object, what: str) -> Mapping[str, object]:
+    return mapping(value, what, error=PlanFormatError)
 
 
-def _texts(data: object, what: str) -> list[str]:
-    if not isinstance(data, list) or not all(isinstance(entry, str) for entry in data):
-        raise PlanFormatError(f'"{what}" is a list of text')
-    return data
+def _names(fields: Mapping[str, object], key: str) -> tuple[str, ...]:
+    return names_of(sequence(fields.get(key), f'"{key}"', error=PlanFormatError), f'"{key}"', error=PlanFormatError)
 
 
-def _text(fields: dict[str, object], key: str) -> str:
-    value = fields.get(key)
-    if not isinstance(value, str) or not value.isprintable():
-        raise PlanFormatError(f'"{key}" is printable text, not {value!r}')
-    return value
+def _text(fields: Mapping[str, object], key: str) -> str:
+    return text_of(fields.get(key), f'"{key}"', error=PlanFormatError)
 
 
-def _whole(fields: dict[str, object], key: str) -> int:
-    value = fields.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise PlanFormatError(f'"{key}" is a whole number >= 0, not {value!r}')
-    return value
+def _count(fields: Mapping[str, object], key: str) -> int:
+    return count_of(fields.get(key), f'"{key}"', error=PlanFormatError)
 
 
-def _number(fields: dict[str, object], key: str) -> float:
-    value = fields.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise PlanFormatError(f'"{key}" is a number, not {value!r}')
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number) or number < 0:
-        raise PlanFormatError(f'"{key}" is a finite number >= 0, not {value!r}')
-    return number
+def _number(fields: Mapping[str, object], key: str) -> float:
+    return time_of(fields.get(key), f'"{key}"', error=PlanFormatError)

@@ -12,7 +12,7 @@ import pytest
 
 import scheduler as sc
 from scheduler.export.chrome_trace import plan_to_chrome_trace
-from scheduler.graph.chain import Mode
+from scheduler.graph.layers import Mode
 from scheduler.plan import Plan
 from scheduler.timeline import Timeline
 from tests.support.plans import layered_plan

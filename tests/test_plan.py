@@ -13,6 +13,7 @@ import pytest
 import scheduler as sc
 from scheduler.errors import PlanClaimError, PlanError, PlanFormatError, PlanMismatchError
 from scheduler.plan import plan_schema
+from tests.support.plans import twice_plan
 from tests.support.training_graphs import conv_net, uniform_chain
 
 
@@ -82,12 +83,12 @@ def edit(plan: sc.Plan, change: Callable[[dict[str, Any]], object]) -> dict[str,
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        (lambda d: d["claims"].update(peak_bytes=1), PlanClaimError, "claimed peak_bytes 1, the judge finds"),
-        (lambda d: d["claims"].update(time=1.0), PlanClaimError, "the judge finds"),
-        (lambda d: d["claims"].update(overhead=0.0), PlanClaimError, "claimed overhead 0.0"),
+        (lambda d: d["claims"].update(peak_bytes=1), PlanClaimError, "states peak_bytes=1, but simulation gives"),
+        (lambda d: d["claims"].update(time=1.0), PlanClaimError, "but simulation gives"),
+        (lambda d: d["claims"].update(overhead=0.0), PlanClaimError, "states overhead=0.0"),
         (lambda d: d.update(budget_bytes=1), PlanClaimError, "over the budget"),
         (lambda d: d["proof"].update(bound=1e9, gap=0.0), PlanClaimError, "bound"),
-        (lambda d: d["schedule"].pop(3), PlanError, "the judge finds|breaks a rule"),
+        (lambda d: d["schedule"].pop(3), PlanError, "but simulation gives|breaks a rule"),
         (lambda d: d["schedule"].insert(0, "+nothing"), PlanClaimError, 'no operation "nothing"'),
         (lambda d: d.update(version=1), PlanFormatError, "version must be 2, got 1: make the plan again"),
         (lambda d: d.update(format="other"), PlanFormatError, "not a plan"),
@@ -114,7 +115,7 @@ def test_a_truth_value_is_no_claim_though_it_equals_the_number() -> None:
     data = sc.make_plan(uniform_chain(2), "100%").to_dict()
     assert data["claims"]["overhead"] == False == 0.0  # type: ignore[index]  # noqa: E712
     data["claims"]["overhead"] = False  # type: ignore[index]
-    with pytest.raises(PlanClaimError, match="claimed overhead False"):
+    with pytest.raises(PlanClaimError, match="states overhead=False"):
         sc.Plan.from_dict(data)
 
 
@@ -135,8 +136,40 @@ def test_a_plan_file_that_is_not_one_is_refused_with_its_path(tmp_path: Path) ->
         sc.Plan.load(path)
 
 
+def test_a_plan_is_shown_in_one_line() -> None:
+    assert repr(twice_plan()) == (
+        "Plan('uniform chain of 2', FEASIBLE, 16 B of 17 B, overhead 16.67%, solver='by hand')"
+    )
+
+
+def test_the_summary_of_a_plan_has_one_fact_per_line() -> None:
+    # Saving everything adds 12 bytes to the 4 resident ones: 16 bytes are 100 %, 17 are 108.3 %.
+    assert twice_plan().summary().splitlines() == [
+        "plan          uniform chain of 2, operations",
+        "status        FEASIBLE: fits, gap above 1e-6: use it, or allow more time to close the gap",
+        "budget        17 B (108.3%)",
+        "resident      4 B",
+        "peak          16 B (100.0%) instead of 16 B",
+        "time          7 s, overhead 16.6667%",
+        "bound         6 s, gap 14.2857% in any order",
+        "global bound  6 s, gap 14.2857% over all schedules",
+        "solver        by hand, 0.25 s",
+        "saved         4 B in 1 tensors: x2",
+        "recomputed    1 runs of 1 operations: f0",
+    ]
+
+
+def test_long_lists_of_names_are_cut_in_a_summary() -> None:
+    graph = uniform_chain(9)
+    plan = sc.make_plan(graph, "100%", solver="save-all")
+    assert plan.summary().splitlines()[-2:] == [
+        "saved         36 B in 9 tensors: x1, x2, x3, x4, x5, and 4 more",
+        "recomputed    0 runs of 0 operations",
+    ]
+
+
 def test_there_is_no_plan_without_a_schedule() -> None:
     graph = uniform_chain(4)
     solution = sc.solve(graph, graph.resident_bytes)
-    with pytest.raises(PlanClaimError, match="no plan"):
+    with pytest.raises(PlanClaimError, match="a plan needs a solution with a schedule, got INFEASIBLE"):
         sc.Plan.of(graph, solution)

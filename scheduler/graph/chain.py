@@ -1,4 +1,4 @@
-"""Layers and chains: the coarse view of a training step, and its lowering to a graph.
+"""Chains of layers: the coarse view of a training step, and its lowering to a graph.
 
 A chain is a sequence of layers, each reading the output of the one before. It lowers to a
 `Graph` in which each layer has a forward without saving and, for each mode, a forward with
@@ -7,140 +7,30 @@ saving and a backward of its own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
-from typing import cast
 
 from scheduler.errors import InvalidGraphError
 from scheduler.graph import Graph, Operation, Tensor
+from scheduler.graph.layers import Layer, Mode
+from scheduler.tables import text_table
+from scheduler.units import format_bytes
 from scheduler.validation import (
     build,
-    check_name,
-    check_text,
     check_unique,
+    check_version,
     count_of,
     instances,
     mapping,
     sequence,
     set_field,
     sha256,
-    time_of,
+    text_of,
 )
 
 CHAIN_FORMAT = "scheduler-chain"
 CHAIN_VERSION = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """A further way to run a layer: another trade of saved bytes against time.
-
-    Parameters
-    ----------
-    forward_time, backward_time : float
-        In the chain's `time_unit`.
-    saved_bytes : int
-        What is kept for the backward, beyond the layer's input and output.
-    forward_workspace_bytes, backward_workspace_bytes : int
-        Bytes that exist only while the one or the other runs.
-
-    Raises
-    ------
-    InvalidGraphError
-        If a number is negative or not finite.
-    """
-
-    forward_time: float
-    backward_time: float
-    saved_bytes: int
-    _: KW_ONLY
-    forward_workspace_bytes: int = 0
-    backward_workspace_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        _check_numbers(self, "a mode")
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A layer: what it costs to run forward, with saving and without, and backward.
-
-    Parameters
-    ----------
-    name : str
-        Unique within a chain.
-    forward_time, backward_time : float
-        In the chain's `time_unit`; the forward is the one that saves.
-    output_bytes : int
-    saved_bytes : int
-        What autograd keeps for the backward, beyond the layer's input and output.
-    gradient_bytes : int, optional
-        Gradient of the output; by default as large as the output, 0 for integer state.
-    parameter_bytes, parameter_gradient_bytes : int
-    keeps_input, keeps_output : bool
-        Whether autograd keeps the layer's input, and its output.
-    forward_without_saving_time : float, optional
-        By default `forward_time`.
-    forward_without_saving_workspace_bytes : int
-    forward_with_saving_workspace_bytes : int
-    backward_workspace_bytes : int
-        Bytes that exist only while the one or the other runs.
-    modes : iterable of Mode
-        Further ways to run the layer with saving.
-
-    Raises
-    ------
-    InvalidGraphError
-        If a number is negative or not finite, or a field has the wrong type.
-
-    Examples
-    --------
-    >>> layer = Layer("mlp", 1.0, 2.0, output_bytes=100, saved_bytes=400)
-    >>> layer.gradient_bytes
-    100
-    """
-
-    name: str
-    forward_time: float
-    backward_time: float
-    output_bytes: int
-    saved_bytes: int
-    _: KW_ONLY
-    gradient_bytes: int = cast(int, None)
-    parameter_bytes: int = 0
-    parameter_gradient_bytes: int = 0
-    keeps_input: bool = True
-    keeps_output: bool = False
-    forward_without_saving_time: float = cast(float, None)
-    forward_without_saving_workspace_bytes: int = 0
-    forward_with_saving_workspace_bytes: int = 0
-    backward_workspace_bytes: int = 0
-    modes: tuple[Mode, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_name(self.name, "layer")
-        if self.gradient_bytes is None:
-            set_field(self, "gradient_bytes", self.output_bytes)
-        if self.forward_without_saving_time is None:
-            set_field(self, "forward_without_saving_time", self.forward_time)
-        where = f'layer "{self.name}"'
-        _check_numbers(self, where)
-        for name in ("keeps_input", "keeps_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidGraphError(f"{name} of {where} is a bool, not {getattr(self, name)!r}")
-        set_field(self, "modes", instances(self.modes, Mode, f"modes of {where}"))
-
-    @property
-    def all_modes(self) -> tuple[Mode, ...]:
-        """All ways to run the layer with saving, its own first."""
-        own = Mode(
-            self.forward_time,
-            self.backward_time,
-            self.saved_bytes,
-            forward_workspace_bytes=self.forward_with_saving_workspace_bytes,
-            backward_workspace_bytes=self.backward_workspace_bytes,
-        )
-        return (own, *self.modes)
 
 
 @dataclass(frozen=True)
@@ -151,11 +41,11 @@ class Chain:
     ----------
     layers : iterable of Layer
     input_bytes : int
-        Input of the first layer; resident (the batch).
+        Bytes of the first layer's input (the batch), which is resident.
     input_needs_gradient : bool
         Whether the gradient of the input is a result; it is as large as the input.
     resident : iterable of Tensor
-        What else is live throughout, such as the optimizer's state.
+        Other tensors that are live throughout, such as the optimizer's state.
     time_unit : str
         Unit of all times, for example "s" or "FLOP".
     name : str
@@ -187,26 +77,26 @@ class Chain:
         check_unique([layer.name for layer in self.layers], "layers")
         set_field(self, "input_bytes", count_of(self.input_bytes, "input_bytes of the chain"))
         if not isinstance(self.input_needs_gradient, bool):
-            raise InvalidGraphError(f"input_needs_gradient is a bool, not {self.input_needs_gradient!r}")
+            raise InvalidGraphError(f"input_needs_gradient must be a bool, got {self.input_needs_gradient!r}")
         set_field(self, "resident", instances(self.resident, Tensor, "resident tensors of a chain"))
         for field in ("time_unit", "name"):
-            check_text(getattr(self, field), f"{field} of the chain")
+            text_of(getattr(self, field), f"{field} of the chain")
 
     @cached_property
     def lowered(self) -> LoweredChain:
-        """The graph, and where in it each layer's operations stand."""
+        """The graph, and the position in it of each layer's operations."""
         return _lower(self)
 
     @property
     def graph(self) -> Graph:
-        """The chain as a graph: what the judge works on.
+        """The chain as a graph, which the simulator works on.
 
         Each layer is one forward task (a forward with saving per mode, the first being the
         default, and a forward without saving) and one backward task (a backward per mode).
-        What autograd keeps of a layer's input and output are tensors on their storages,
-        which hold that very instance. After the last layer a free operation makes the loss,
-        of no bytes, and another begins the backward phase by making the gradient of the last
-        output from it.
+        The input and output that autograd keeps of a layer are tensors on the storages of
+        both, and hold that instance. After the last layer, an operation without cost
+        produces the loss, of no bytes, and another begins the backward phase: it produces
+        the gradient of the last output.
         """
         return self.lowered.graph
 
@@ -217,6 +107,26 @@ class Chain:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Chain({self.name!r}, {len(self.layers)} layers, {format_bytes(self.graph.resident_bytes)} resident)"
+
+    def summary(self) -> str:
+        """Return the number of layers, their bytes and their times, as text."""
+        modes = sum(len(layer.modes) for layer in self.layers)
+        output_bytes = sum(layer.output_bytes for layer in self.layers)
+        saved_bytes = sum(layer.saved_bytes for layer in self.layers)
+        forward = math.fsum(layer.forward_time for layer in self.layers)
+        backward = math.fsum(layer.backward_time for layer in self.layers)
+        rows = [
+            ("chain", self.name or "without a name"),
+            ("layers", f"{len(self.layers)}, {modes} further modes" if modes else str(len(self.layers))),
+            ("resident", format_bytes(self.graph.resident_bytes)),
+            ("outputs", format_bytes(output_bytes)),
+            ("saved", f"{format_bytes(saved_bytes)} if nothing is recomputed"),
+            ("time", f"{forward:.6g} {self.time_unit} forward, {backward:.6g} {self.time_unit} backward"),
+        ]
+        return text_table(rows)
 
     def to_dict(self) -> dict[str, object]:
         """Return the chain as plain JSON data; `from_dict` reads it back."""
@@ -242,17 +152,8 @@ class Chain:
             the chain in it contradicts itself.
         """
         entries = dict(mapping(data, "a chain"))
-        kind, version = entries.pop("format", None), entries.pop("version", None)
-        if kind != CHAIN_FORMAT or isinstance(version, bool) or version not in (1, CHAIN_VERSION):
-            raise InvalidGraphError(
-                f'not a chain of format "{CHAIN_FORMAT}" version {CHAIN_VERSION}: format {kind!r}, version {version!r}'
-            )
-        if version == 1:
-            raise InvalidGraphError(
-                "chains of version 1 are no longer read: they do not state the roles of resident tensors. Write the"
-                " chain again with this package, for example with `scheduler trace --layers` or"
-                " `write_graph`"
-            )
+        check_version(entries, CHAIN_FORMAT, CHAIN_VERSION, lacks="the roles of resident tensors")
+        del entries["format"], entries["version"]
         layers = [_build_layer(entry) for entry in sequence(entries.pop("layers", None), '"layers" of the chain')]
         tensors = sequence(entries.pop("resident", []), '"resident" of the chain')
         resident = [build(Tensor, entry, "a resident tensor") for entry in tensors]
@@ -271,7 +172,7 @@ class LoweredChain:
     without_saving : tuple of int
         Per layer: the forward without saving.
     loss, loss_backward : int
-        Makes the loss; begins the backward phase with the gradient of the last output.
+        Produces the loss; begins the backward phase with the gradient of the last output.
     """
 
     graph: Graph
@@ -294,63 +195,67 @@ class _LoweredLayer:
 
 def _lower_layer(layer: Layer, source: str, source_gradient: tuple[str, ...]) -> _LoweredLayer:
     """Return the tensors and operations of a layer that reads `source`."""
-    name = layer.name
-    output, gradient = _output_of(layer), _gradient_of(layer)
     tensors = [
-        Tensor(output, layer.output_bytes),
-        Tensor(gradient, layer.gradient_bytes, role="gradient"),
+        Tensor(_output_of(layer), layer.output_bytes),
+        Tensor(_gradient_of(layer), layer.gradient_bytes, role="gradient"),
         Tensor(_parameter_gradient_of(layer), layer.parameter_gradient_bytes, role="gradient"),
     ]
     parameters: tuple[str, ...] = ()
     if layer.parameter_bytes:
-        parameters = (f"{name}.parameters",)
+        parameters = (f"{layer.name}.parameters",)
         tensors.append(Tensor(*parameters, layer.parameter_bytes, role="parameter"))
     saving, backward = [], []
     for number, mode in enumerate(layer.all_modes):
-        suffix = f"[{number}]" if number else ""
-        kept = [Tensor(f"{name}.saved{suffix}", mode.saved_bytes)]
-        if layer.keeps_input:
-            kept.append(Tensor(f"{name}.kept_input{suffix}", 0, source))
-        if layer.keeps_output:
-            kept.append(Tensor(f"{name}.kept_output{suffix}", 0, output))
+        kept = _kept_tensors(layer, mode, source, number)
         tensors += kept
-        kept_names = [tensor.name for tensor in kept]
+        names = tuple(tensor.name for tensor in kept)
+        suffix = _suffix(number)
         saving.append(
             Operation(
-                f"{name}.forward{suffix}",
+                f"{layer.name}.forward{suffix}",
                 (source, *parameters),
-                (output, *kept_names),
+                (_output_of(layer), *names),
                 mode.forward_time,
                 mode.forward_workspace_bytes,
                 signature=f"forward with saving {number}",
-                layer=name,
+                layer=layer.name,
                 kind="forward with saving",
             )
         )
         backward.append(
             Operation(
-                f"{name}.backward{suffix}",
-                (gradient, *kept_names, *parameters),
+                f"{layer.name}.backward{suffix}",
+                (_gradient_of(layer), *names, *parameters),
                 (*source_gradient, _parameter_gradient_of(layer)),
                 mode.backward_time,
                 mode.backward_workspace_bytes,
                 phase="backward",
                 signature=f"backward {number}",
-                layer=name,
+                layer=layer.name,
                 kind="backward",
             )
         )
     without_saving = Operation(
-        f"{name}.forward_without_saving",
+        f"{layer.name}.forward_without_saving",
         (source, *parameters),
-        (output,),
+        (_output_of(layer),),
         layer.forward_without_saving_time,
         layer.forward_without_saving_workspace_bytes,
         signature="forward without saving",
-        layer=name,
+        layer=layer.name,
         kind="forward without saving",
     )
     return _LoweredLayer(tuple(tensors), tuple(saving), without_saving, tuple(backward))
+
+
+def _kept_tensors(layer: Layer, mode: Mode, source: str, number: int) -> list[Tensor]:
+    """Return what a mode keeps for its backward: its saved bytes, and that instance of its input and output."""
+    kept = [Tensor(f"{layer.name}.saved{_suffix(number)}", mode.saved_bytes)]
+    if layer.keeps_input:
+        kept.append(Tensor(f"{layer.name}.kept_input{_suffix(number)}", 0, source))
+    if layer.keeps_output:
+        kept.append(Tensor(f"{layer.name}.kept_output{_suffix(number)}", 0, _output_of(layer)))
+    return kept
 
 
 def _lower(chain: Chain) -> LoweredChain:
@@ -407,6 +312,10 @@ def _extend(operations: list[Operation], more: tuple[Operation, ...]) -> tuple[i
     return tuple(range(len(operations) - len(more), len(operations)))
 
 
+def _suffix(number: int) -> str:
+    return f"[{number}]" if number else ""
+
+
 def _output_of(layer: Layer) -> str:
     return f"{layer.name}.output"
 
@@ -417,14 +326,6 @@ def _gradient_of(layer: Layer) -> str:
 
 def _parameter_gradient_of(layer: Layer) -> str:
     return f"{layer.name}.parameter_gradient"
-
-
-def _check_numbers(value: Layer | Mode, where: str) -> None:
-    for field in fields(value):
-        if field.name.endswith("_bytes"):
-            set_field(value, field.name, count_of(getattr(value, field.name), f"{field.name} of {where}"))
-        elif field.name.endswith("_time"):
-            set_field(value, field.name, time_of(getattr(value, field.name), f"{field.name} of {where}"))
 
 
 def _plain(value: Layer | Mode) -> dict[str, object]:

@@ -1,11 +1,13 @@
 """The graph: operations over tensors, with bytes and times.
 
-A graph says what one training step computes. It says nothing about when: that is the
-schedule's part. All data is checked at birth and never changes.
+A graph describes what one training step computes; a schedule describes when. All data is
+validated on construction and never changes.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,17 +15,20 @@ from functools import cached_property
 from scheduler.errors import InvalidGraphError
 from scheduler.graph.index import GraphIndex
 from scheduler.graph.operations import Operation, Tensor
+from scheduler.tables import text_table
+from scheduler.units import format_bytes
 from scheduler.validation import (
     build,
     check_keys,
-    check_text,
     check_unique,
+    check_version,
     instances,
     mapping,
     names_of,
     sequence,
     set_field,
     sha256,
+    text_of,
 )
 
 GRAPH_FORMAT = "scheduler-graph"
@@ -35,21 +40,21 @@ _MOST_BYTES = 2**60
 class Graph:
     """One training step: operations in a topological order, "the input order".
 
-    Several operations may make the same tensor (alternatives). Operations linked by shared
-    outputs form one task; the first of a task in the input order is its default.
+    Several operations may produce the same tensor (alternatives). Operations linked by
+    shared outputs form one task; the first of a task in the input order is its default.
 
     Parameters
     ----------
     operations : iterable of Operation
-        In a topological order: every input is resident or made by an earlier operation.
+        In a topological order: every input is resident or produced by an earlier operation.
     tensors : iterable of Tensor
     resident : iterable of str
-        Tensors that are live throughout: parameters, buffers, the batch. No operation makes
-        them.
+        Tensors that are live throughout: parameters, buffers, the batch. No operation
+        produces them.
     results : iterable of str
         Tensors that must be live at the end: loss, gradients.
     required : iterable of str
-        Operations that must run even if nobody reads what they make. Non-repeatable
+        Operations that must run even if nothing reads their outputs. Non-repeatable
         operations are always required.
     time_unit : str
         Unit of all times, for example "s" or "FLOP".
@@ -58,10 +63,10 @@ class Graph:
     Raises
     ------
     InvalidGraphError
-        If names repeat or are unknown, an operation reads what nothing earlier makes (a
-        cycle shows here), the default operations alone do not produce results and required
-        operations, a forward default stands after a backward one, or a non-repeatable
-        operation has an alternative.
+        If names repeat or are unknown, an operation reads a tensor that no earlier operation
+        produces (also if there is a cycle), the default operations alone do not produce the
+        results and the inputs of required operations, a forward default comes after a
+        backward one, or a non-repeatable operation has an alternative.
     """
 
     operations: Sequence[Operation]
@@ -79,7 +84,7 @@ class Graph:
             names = names_of(getattr(self, field), f"{field} of the graph")
             set_field(self, field, tuple(dict.fromkeys(names)))
         for field in ("time_unit", "name"):
-            check_text(getattr(self, field), f"{field} of the graph")
+            text_of(getattr(self, field), f"{field} of the graph")
         if not self.operations:
             raise InvalidGraphError("a graph needs at least one operation")
         check_unique([operation.name for operation in self.operations], "operations")
@@ -91,7 +96,7 @@ class Graph:
 
     @cached_property
     def index(self) -> GraphIndex:
-        """The same graph in integers, for judge and solvers."""
+        """The same graph in integers, for the simulator and the solvers."""
         return GraphIndex(self.operations, self.tensors, self.resident, self.results, self.required)
 
     def operation(self, name: str) -> Operation:
@@ -163,6 +168,48 @@ class Graph:
     def __hash__(self) -> int:
         return hash(self.digest)
 
+    def __repr__(self) -> str:
+        return (
+            f"Graph({self.name!r}, {len(self.operations)} operations, {len(self.tensors)} tensors,"
+            f" {format_bytes(self.resident_bytes)} resident)"
+        )
+
+    def summary(self) -> str:
+        """Return the numbers of operations and tensors, bytes by role, and time, as text."""
+        index = self.index
+        phases = Counter(operation.phase for operation in self.operations)
+        counts = f"{phases['forward']} forward, {phases['backward']} backward"
+        alternatives = len(self.operations) - len(index.tasks)
+        results = {index.storage_of[t] for t, is_result in enumerate(index.is_result) if is_result}
+        result_bytes = sum(index.storage_bytes[storage] for storage in results)
+        time = math.fsum(self.operations[i].time for i in index.defaults)
+        rows = [
+            ("graph", self.name or "without a name"),
+            ("operations", f"{counts}, {alternatives} of them alternatives" if alternatives else counts),
+            ("tensors", f"{len(self.tensors)} in {len(index.storage_bytes)} storages"),
+            ("resident", f"{format_bytes(self.resident_bytes)}{self._resident_by_role()}"),
+            ("results", f"{format_bytes(result_bytes)} in {len(results)} storages"),
+            ("time", f"{time:.6g} {self.time_unit} if nothing is recomputed"),
+        ]
+        return text_table(rows)
+
+    def _resident_by_role(self) -> str:
+        """Return the bytes of resident storages by role; a storage counts for its first resident tensor."""
+        index = self.index
+        sizes: Counter[str] = Counter()
+        seen: set[int] = set()
+        members: dict[int, int] = {}
+        for tensor, storage in zip(self.tensors, index.storage_of, strict=True):
+            members[storage] = max(members.get(storage, 0), tensor.size_bytes)
+        for name in self.resident:
+            t = index.tensor_ids[name]
+            storage = index.storage_of[t]
+            if storage not in seen:
+                seen.add(storage)
+                sizes[self.tensors[t].role] += members[storage]
+        shown = ", ".join(f"{role} {format_bytes(size)}" for role, size in sizes.items())
+        return f": {shown}" if shown else ""
+
     def to_dict(self) -> dict[str, object]:
         """Return the graph as plain JSON data; `from_dict` reads it back."""
         return {
@@ -188,17 +235,9 @@ class Graph:
             the graph in it contradicts itself.
         """
         fields = mapping(data, "a graph")
-        kind, version = fields.get("format"), fields.get("version")
-        if kind != GRAPH_FORMAT or isinstance(version, bool) or version not in (1, GRAPH_VERSION):
-            raise InvalidGraphError(
-                f'not a graph of format "{GRAPH_FORMAT}" version {GRAPH_VERSION}: format {kind!r}, version {version!r}'
-            )
-        if version == 1:
-            raise InvalidGraphError(
-                "graphs of version 1 are no longer read: they do not state the roles of tensors and the layers and"
-                " kinds of operations. Write the graph again with this package, for example with `scheduler trace`"
-                " or `write_graph`"
-            )
+        check_version(
+            fields, GRAPH_FORMAT, GRAPH_VERSION, lacks="the roles of tensors, and layers and kinds of operations"
+        )
         check_keys(fields, {"format", "version", *cls.__dataclass_fields__}, "the graph")
         operations = sequence(fields.get("operations"), '"operations" of the graph')
         tensors = sequence(fields.get("tensors"), '"tensors" of the graph')
@@ -210,7 +249,7 @@ class Graph:
 
     def _check_references(self) -> None:
         tensors = {tensor.name for tensor in self.tensors}
-        made = {name for operation in self.operations for name in operation.outputs}
+        produced = {name for operation in self.operations for name in operation.outputs}
         for operation in self.operations:
             for name in (*operation.inputs, *operation.outputs):
                 if name not in tensors:
@@ -220,11 +259,11 @@ class Graph:
                 if name not in tensors:
                     raise InvalidGraphError(f'{field} names an unknown tensor "{name}"')
         for name in self.resident:
-            if name in made:
-                raise InvalidGraphError(f'resident tensor "{name}" is live throughout: no operation may make it')
-        orphans = tensors - made - set(self.resident)
+            if name in produced:
+                raise InvalidGraphError(f'resident tensor "{name}" is live throughout: no operation may produce it')
+        orphans = tensors - produced - set(self.resident)
         if orphans:
-            raise InvalidGraphError(f'tensor "{min(orphans)}" is neither resident nor made by an operation')
+            raise InvalidGraphError(f'tensor "{min(orphans)}" is neither resident nor produced by an operation')
         operations = {operation.name for operation in self.operations}
         for name in self.required:
             if name not in operations:
@@ -264,26 +303,27 @@ class Graph:
                 first_backward = first_backward or operation.name
             elif first_backward and index.task_of[i] not in ran:
                 raise InvalidGraphError(
-                    f'forward operation "{operation.name}" stands after backward operation "{first_backward}":'
+                    f'forward operation "{operation.name}" comes after backward operation "{first_backward}":'
                     " the input order runs the forward phase first"
                 )
             ran.add(index.task_of[i])
             for name in operation.inputs:
                 if name not in available:
                     raise InvalidGraphError(
-                        f'the default operations alone do not make "{name}", which "{operation.name}" needs:'
-                        " place the alternative that makes it first in its task"
+                        f'the default operations alone do not produce "{name}", which "{operation.name}" needs:'
+                        " place the alternative that produces it first in its task"
                     )
             available.update(operation.outputs)
         for name in self.results:
             if name not in available:
-                raise InvalidGraphError(f'the default operations alone do not make the result "{name}"')
+                raise InvalidGraphError(f'the default operations alone do not produce the result "{name}"')
 
 
 def _why_unavailable(operations: Sequence[Operation], reader: Operation, name: str) -> str:
-    makers = {output: operation for operation in operations for output in operation.outputs}
+    """Return the reason that a tensor is not there when it is read: a cycle, or the order."""
+    producers = {output: operation for operation in operations for output in operation.outputs}
     path, seen = [reader.name], {reader.name}
-    pending = [(maker, [*path]) for maker in [makers[name]]]
+    pending = [(producers[name], [*path])]
     while pending:
         operation, path = pending.pop()
         if operation.name == reader.name:
@@ -292,9 +332,9 @@ def _why_unavailable(operations: Sequence[Operation], reader: Operation, name: s
         if operation.name in seen:
             continue
         seen.add(operation.name)
-        pending += [(makers[needed], [*path, operation.name]) for needed in operation.inputs if needed in makers]
+        pending += [(producers[needed], [*path, operation.name]) for needed in operation.inputs if needed in producers]
     return (
-        f'operation "{reader.name}" reads "{name}" before "{makers[name].name}" makes it:'
+        f'operation "{reader.name}" reads "{name}" before "{producers[name].name}" produces it:'
         " give the operations in a topological order"
     )
 

@@ -14,9 +14,9 @@ class GraphIndex:
     ----------
     operation_ids, tensor_ids : dict of str to int
     inputs, outputs : tuple of tuple of int
-        Tensors that each operation reads and makes.
+        Tensors that each operation reads and produces.
     producers, readers : tuple of tuple of int
-        Operations that make and read each tensor.
+        Operations that produce and read each tensor.
     storage_of : tuple of int
         Storage of each tensor; storages are numbered by first appearance.
     storage_bytes : tuple of int
@@ -29,12 +29,11 @@ class GraphIndex:
     is_resident, is_result : tuple of bool
         Per tensor.
     tasks : tuple of tuple of int
-        Operations of each task in the input order; tasks stand in the order of their
-        defaults.
+        Operations of each task in the input order; tasks are in the order of their defaults.
     task_of : tuple of int
         Task of each operation.
     defaults : tuple of int
-        The default operations that results and required operations need, in the given
+        The default operations that results and required operations need, in the input
         order: the save-everything schedule runs these.
     forward_tasks : tuple of int
         Forward tasks whose default the forward results need.
@@ -81,13 +80,13 @@ class GraphIndex:
             {self.operation_ids[name] for name in required}
             | {i for i, op in enumerate(operations) if not op.repeatable}
         )
-        made = [self.producers[t] for t, result in enumerate(self.is_result) if result and not self.is_resident[t]]
-        makers = [self.tasks[task_of[producers[0]]][0] for producers in made]
+        found = [self.producers[t] for t, result in enumerate(self.is_result) if result and not self.is_resident[t]]
+        roots = [self.tasks[task_of[producers[0]]][0] for producers in found]
         forward: Phase = "forward"
-        forward_makers = [i for i in makers if operations[i].phase == forward]
-        self.forward_tasks = tuple(task_of[i] for i in self._needed(forward_makers) if operations[i].phase == forward)
+        forward_roots = [i for i in roots if operations[i].phase == forward]
+        self.forward_tasks = tuple(task_of[i] for i in self._needed(forward_roots) if operations[i].phase == forward)
         must = [self.tasks[task_of[i]][0] for i in self.required]
-        self.defaults = self._needed([*self.required, *must, *makers])
+        self.defaults = self._needed([*self.required, *must, *roots])
 
     def _storages(self, tensors: Iterable[int]) -> set[int]:
         return {self.storage_of[tensor] for tensor in tensors}
@@ -101,8 +100,8 @@ class GraphIndex:
             if i in found:
                 continue
             found.add(i)
-            makers = [self.producers[tensor][0] for tensor in self.inputs[i] if self.producers[tensor]]
-            stack += [self.tasks[self.task_of[maker]][0] for maker in makers]
+            producers = [self.producers[tensor][0] for tensor in self.inputs[i] if self.producers[tensor]]
+            stack += [self.tasks[self.task_of[producer]][0] for producer in producers]
         return tuple(sorted(found))
 
 
@@ -112,6 +111,7 @@ def _membership(tensors: Sequence[Tensor], names: Sequence[str]) -> tuple[bool, 
 
 
 def _tasks(outputs: tuple[tuple[int, ...], ...], producers: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the operations that shared outputs link, by union-find; the smallest number leads."""
     task = list(range(len(outputs)))
 
     def find(i: int) -> int:
@@ -120,9 +120,9 @@ def _tasks(outputs: tuple[tuple[int, ...], ...], producers: tuple[tuple[int, ...
             i = task[i]
         return i
 
-    for makers in producers:
-        for other in makers[1:]:
-            first, second = sorted((find(makers[0]), find(other)))
+    for alternatives in producers:
+        for other in alternatives[1:]:
+            first, second = sorted((find(alternatives[0]), find(other)))
             task[second] = first
     groups: dict[int, list[int]] = {}
     for i in range(len(outputs)):

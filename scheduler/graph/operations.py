@@ -9,10 +9,10 @@ from typing import Literal, get_args
 from scheduler.errors import InvalidGraphError
 from scheduler.validation import (
     check_name,
-    check_text,
     count_of,
     names_of,
     set_field,
+    text_of,
     time_of,
 )
 
@@ -65,10 +65,10 @@ class Tensor:
     role: Role = "activation"
 
     def __post_init__(self) -> None:
-        check_name(self.name, "tensor")
+        check_name(self.name, "a tensor")
         set_field(self, "size_bytes", count_of(self.size_bytes, f'size_bytes of tensor "{self.name}"'))
         storage = self.name if self.storage is None else self.storage
-        check_name(storage, f'storage of tensor "{self.name}"')
+        check_name(storage, f'the storage of tensor "{self.name}"')
         set_field(self, "storage", storage)
         if self.role not in get_args(Role):
             known = ", ".join(f'"{role}"' for role in get_args(Role))
@@ -130,7 +130,7 @@ class Operation:
     kind: str = ""
 
     def __post_init__(self) -> None:
-        check_name(self.name, "operation")
+        check_name(self.name, "an operation")
         where = f'operation "{self.name}"'
         set_field(self, "inputs", names_of(self.inputs, f"inputs of {where}"))
         set_field(self, "outputs", names_of(self.outputs, f"outputs of {where}"))
@@ -150,8 +150,8 @@ class Operation:
             raise InvalidGraphError(f"repeatable of {where} must be a bool, got {self.repeatable!r}")
         if not isinstance(self.signature, str):
             raise InvalidGraphError(f"signature of {where} must be text, got {self.signature!r}")
-        check_text(self.layer, f"layer of {where}")
-        check_text(self.kind, f"kind of {where}")
+        text_of(self.layer, f"layer of {where}")
+        text_of(self.kind, f"kind of {where}")
         if not self.outputs and self.repeatable:
             raise InvalidGraphError(f"{where} produces nothing: only a non-repeatable operation may have no outputs")
 

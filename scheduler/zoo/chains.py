@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from scheduler.errors import InvalidOptionError
-from scheduler.graph.chain import Chain, Layer
+from scheduler.graph.chain import Chain
+from scheduler.graph.layers import Layer
 from scheduler.zoo.tape import check_sizes
 
 

@@ -28,13 +28,14 @@ PLANS = {
     "odd names": oddly_named_plan,
 }
 REASONS = re.compile(
-    r"differs from the graph in the plan|changed after it was written|claimed .*, the judge finds"
-    r"|breaks a rule|over the budget|no lower bound|above it|is unknown; this package reads|not a plan"
-    r"|JSON object|JSON list|list of text|printable text|a number|a finite number|a whole number|is OPTIMAL or FEASIBLE"
-    r"|granularity is|an action must be|unknown field|lacks a field|is text|non-empty text|sequence of names|are names"
-    r"|names an unknown|neither resident nor made|unprintable|is a bool|\"forward\" or \"backward\"|makes nothing"
-    r"|are called|makes the same tensor twice|reads and makes|needs at least one|do not make|first in its task"
-    r"|no operation may make it|stands after backward|not a graph of format|needs .* before|makes it|add up to"
+    r"differs from the graph in the plan|changed after it was written|the plan states .*, but simulation gives"
+    r"|breaks a rule|over the budget|must be a lower bound|must not be above|plan version must be|not a plan"
+    r"|JSON object|JSON list|printable text|a finite number|must be an int|must be OPTIMAL or FEASIBLE"
+    r"|granularity must|an action must be|unknown field|lacks a field|must be text|non-empty text|sequence of names"
+    r"|names an unknown|neither resident nor produced|must be printable|must be a bool|\"forward\" or \"backward\""
+    r"|produces nothing|are called|produces the same tensor twice|reads and produces|needs at least one"
+    r"|do not produce|first in its task|no operation may produce it|comes after backward|format must be"
+    r"|version 1 are no longer|role of tensor|before .* produces it|add up to"
 )
 
 

@@ -147,7 +147,7 @@ def test_a_plan_has_one_report_and_no_other() -> None:
 
 
 def test_a_plan_with_an_untrue_claim_has_no_report() -> None:
-    with pytest.raises(PlanClaimError, match="claimed peak_bytes 15"):
+    with pytest.raises(PlanClaimError, match="states peak_bytes=15"):
         report_html(replace(twice_plan(), peak_bytes=15))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import scheduler as sc
 from scheduler.errors import InvalidGraphError, InvalidScheduleError
-from scheduler.graph.chain import Mode
+from scheduler.graph.layers import Mode
 from tests.support.examples import examples
 from tests.support.strategies import chains
 from tests.support.training_graphs import three_layers
@@ -49,12 +49,12 @@ def test_a_mode_with_a_negative_time_is_refused() -> None:
 
 
 def test_modes_of_another_type_are_refused_with_their_layer() -> None:
-    with pytest.raises(InvalidGraphError, match='modes of layer "mlp" are Mode values, not dict'):
+    with pytest.raises(InvalidGraphError, match='modes of layer "mlp" must be Mode values, got dict'):
         sc.Layer("mlp", 1.0, 2.0, 4, 4, modes=[{"forward_time": 1.0}])
 
 
 def test_a_flag_that_is_no_bool_is_refused() -> None:
-    with pytest.raises(InvalidGraphError, match='keeps_input of layer "mlp" is a bool, not 1'):
+    with pytest.raises(InvalidGraphError, match='keeps_input of layer "mlp" must be a bool, got 1'):
         sc.Layer("mlp", 1.0, 2.0, 4, 4, keeps_input=1)
 
 
@@ -159,7 +159,7 @@ def test_a_chain_survives_being_written_and_read(chain: sc.Chain) -> None:
     ("change", "why"),
     [
         ({"version": 3}, "version 3"),
-        ({"version": 1}, "version 1 .* again with"),
+        ({"version": 1}, "version 1 are no longer read.* again with"),
         ({"format": "scheduler-graph"}, "scheduler-graph"),
         ({"color": 1}, "color"),
         ({"layers": {}}, "JSON list"),
@@ -170,3 +170,17 @@ def test_a_chain_survives_being_written_and_read(chain: sc.Chain) -> None:
 def test_chain_data_of_another_form_is_refused(change: dict[str, object], why: str) -> None:
     with pytest.raises(InvalidGraphError, match=why):
         sc.Chain.from_dict({**three_layers().to_dict(), **change})
+
+
+def test_a_chain_is_shown_in_one_line_and_summarized() -> None:
+    layer = sc.Layer("a", 1.0, 2.0, 8, 16, parameter_bytes=100, modes=[Mode(1.5, 1.5, 4)])
+    chain = sc.Chain([layer], input_bytes=4, name="one")
+    assert repr(chain) == "Chain('one', 1 layers, 104 B resident)"
+    assert chain.summary().splitlines() == [
+        "chain     one",
+        "layers    1, 1 further modes",
+        "resident  104 B",
+        "outputs   8 B",
+        "saved     16 B if nothing is recomputed",
+        "time      1 s forward, 2 s backward",
+    ]

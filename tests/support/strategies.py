@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from scheduler.graph import Graph, Operation, Tensor
-from scheduler.graph.chain import Chain, Layer, Mode
+from scheduler.graph.chain import Chain
+from scheduler.graph.layers import Layer, Mode
 from scheduler.schedule import Compute, Free, Schedule
 
 SIZES = st.integers(0, 4)

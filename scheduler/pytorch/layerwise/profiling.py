@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError, ExecutionError
 from scheduler.graph import Tensor as GraphTensor
-from scheduler.graph.chain import Chain, Layer
+from scheduler.graph.chain import Chain
+from scheduler.graph.layers import Layer
 from scheduler.pytorch.capture.device_memory import NOTHING_BESIDE, DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
 from scheduler.pytorch.capture.wrappers import check_unwrapped

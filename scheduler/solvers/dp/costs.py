@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.graph.chain import Chain, Layer
+from scheduler.graph.chain import Chain
+from scheduler.graph.layers import Layer
 from scheduler.solvers.scaling import common_power_of_two
 
 _FINEST = 2.0**-40

@@ -66,7 +66,7 @@ def chain_frontier(chain: Chain) -> list[tuple[int, float]]:
 
     Examples
     --------
-    >>> from scheduler.graph.chain import Layer
+    >>> from scheduler.graph.layers import Layer
     >>> layers = [Layer(f"l{i}", 1, 2, 2, 1, keeps_output=True) for i in range(3)]
     >>> chain_frontier(Chain(layers, input_bytes=2))
     [(11, 12.0), (12, 11.0), (14, 10.0), (15, 9.0)]

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from scheduler.graph import Graph
-from scheduler.graph.chain import Chain, Layer, Mode
+from scheduler.graph.chain import Chain
+from scheduler.graph.layers import Layer, Mode
 from scheduler.schedule import Schedule, runs_of, schedule_from_runs
 from scheduler.solvers.graph_arrays import graph_arrays, profile_runs
 from scheduler.solvers.hierarchical.graphs import BlockGraph

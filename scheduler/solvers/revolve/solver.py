@@ -22,7 +22,8 @@ from scheduler.solvers.dp.runs import ChainRuns
 from scheduler.units import format_bytes
 
 if TYPE_CHECKING:
-    from scheduler.graph.chain import Chain, Layer
+    from scheduler.graph.chain import Chain
+    from scheduler.graph.layers import Layer
     from scheduler.solvers.revolve.kernels import Codes, Ints
 
 Action = tuple[Literal["forward", "save", "backward"], int, int]

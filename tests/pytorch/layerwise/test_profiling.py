@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scheduler.errors import CaptureError, ExecutionError, InvalidOptionError
-from scheduler.graph.chain import Layer
+from scheduler.graph.layers import Layer
 from scheduler.pytorch import profile_layers
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, training_step
 from tests.support.pytorch.layered import Perceptron, mixed_loss, mixed_stack, mixed_state

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import scheduler as sc
 from scheduler.errors import UnsuitableProblemError
-from scheduler.graph.chain import Mode
+from scheduler.graph.layers import Mode
 from scheduler.problem import Problem
 from scheduler.schedule import follows_input_order
 from scheduler.solvers.deadline import Deadline
