@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-import time
 import tomllib
 from random import Random
 
@@ -14,6 +12,7 @@ import pytest
 
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult, TimeIsUpError, _cbc, is_set
+from tests.support.deadlines import CountedDeadline
 from tests.support.paths import ROOT
 
 
@@ -110,11 +109,8 @@ def test_a_search_that_is_stopped_returns_what_is_proven_so_far() -> None:
     for row in random.integers(0, 100, size=(6, 50)).tolist():
         for bound in (program.at_least, program.at_most):
             bound("split", zip(chosen, map(float, row), strict=True), sum(row) // 2)
-    deadline = Deadline(60)
-    threading.Timer(0.5, deadline.stop).start()
-    started = time.monotonic()
-    result = program.minimize(deadline)
-    assert time.monotonic() - started < 20
+    # HiGHS alone would go on for hours; it looks at the deadline as it searches.
+    result = program.minimize(CountedDeadline(1000))
     assert not result.infeasible
     assert 0 <= result.bound <= 50
 

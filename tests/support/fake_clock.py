@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -23,10 +24,19 @@ class FakeClock:
         By how much the clock advances when it is read.
     seconds_per_call : float
         By how much it advances at every call of a Python function or builtin.
+    at_look : dict of int to callable
+        What happens at the k-th look, in the thread that looks.
     """
 
-    def __init__(self, *, seconds_per_look: float = 0.0, seconds_per_call: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        seconds_per_look: float = 0.0,
+        seconds_per_call: float = 0.0,
+        at_look: Mapping[int, Callable[[], object]] | None = None,
+    ) -> None:
         self.seconds_per_look, self.seconds_per_call = seconds_per_look, seconds_per_call
+        self.at_look = dict(at_look or {})
         self.looks = self.calls = 0
         # Counters of itertools are atomic; additions of several threads are not.
         self._looks, self._calls = itertools.count(1), itertools.count(1)
@@ -52,7 +62,8 @@ class FakeClock:
         return self.looks * self.seconds_per_look + self.calls * self.seconds_per_call
 
     def _look(self) -> float:
-        self.looks = next(self._looks)
+        look = self.looks = next(self._looks)
+        self.at_look.get(look, lambda: None)()
         return self.seconds
 
     def _count(self, frame: FrameType, event: str, argument: object) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +12,7 @@ from scheduler.problem import Problem
 from scheduler.solvers.baselines.checkmate import propose
 from scheduler.solvers.deadline import Deadline
 from tests.support.examples import examples
+from tests.support.fake_clock import FakeClock
 from tests.support.oracle import optimum
 from tests.support.stage_oracle import check_against_all_stages, plain_graphs
 from tests.support.training_graphs import conv_net, uniform_chain
@@ -59,9 +58,9 @@ def test_out_of_time_it_claims_nothing() -> None:
 def test_the_time_limit_holds_while_the_program_is_built() -> None:
     graph = uniform_chain(38)
     problem = Problem(graph, Problem(graph, 0).baseline.peak_bytes // 2)
-    started = time.monotonic()
-    proposal = propose(problem, deadline=Deadline(0.1), seed=0)
-    assert time.monotonic() - started < 1.1
+    with FakeClock(seconds_per_look=1e-4, seconds_per_call=1e-7) as fake:
+        proposal = propose(problem, deadline=Deadline(0.1), seed=0)
+        assert fake.seconds < 0.2
     assert (proposal.schedule, proposal.infeasible) == (None, False)
     assert proposal.bound == problem.baseline.time
 

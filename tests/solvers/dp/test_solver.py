@@ -19,25 +19,13 @@ from scheduler.solvers.dp.costs import chain_costs, chain_states
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.dp.pruned_search import PrunedSearch
 from scheduler.solvers.dp.solver import chain_frontier, chain_schedule, propose
+from tests.support.deadlines import CountedDeadline
 from tests.support.examples import examples
 from tests.support.grid_reference import grid_time
 from tests.support.oracle import best_schedule, least_peak, optimum
 from tests.support.persistent_oracle import PersistentSearch
 from tests.support.strategies import chains
 from tests.support.training_graphs import three_layers, uniform_chain
-
-
-class CountedDeadline(Deadline):
-    """A deadline that passes at the k-th look at it, so that tests do not depend on the clock."""
-
-    def __init__(self, looks: int) -> None:
-        super().__init__(1e9)
-        self.looks = looks
-
-    @property
-    def passed(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
 
 
 def random_chain(seed: int, length: int, *, distinct: int | None = None, modes: int = 0) -> sc.Chain:

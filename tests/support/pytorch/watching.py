@@ -42,12 +42,12 @@ class Watched:
 
 
 class Count(TorchDispatchMode):
-    """Count the calls of an operator."""
+    """Count the calls of an operator, or of all operators."""
 
-    def __init__(self, operator: torch._ops.OpOverload) -> None:
+    def __init__(self, operator: torch._ops.OpOverload | None = None) -> None:
         super().__init__()
         self.operator, self.count = operator, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is self.operator
+        self.count += self.operator is None or func is self.operator
         return func(*args, **(kwargs or {}))
