@@ -32,7 +32,7 @@ try:
     from scheduler.graph.networkx_graphs import from_networkx, to_networkx
     from scheduler.plan import Plan
     from scheduler.planning.frontiers import Frontier, frontier
-    from scheduler.planning.pipeline import PipelineStagePlan, plan_pipeline
+    from scheduler.planning.pipeline import PipelinePlan, PipelineStagePlan, plan_pipeline
     from scheduler.problem import Problem
     from scheduler.schedule import Compute, Free, Schedule
     from scheduler.simulator import Simulation, simulate
@@ -77,6 +77,7 @@ __all__ = [
     "Mode",
     "Operation",
     "OutOfTimeError",
+    "PipelinePlan",
     "PipelineStagePlan",
     "Plan",
     "PlanClaimError",

@@ -1,18 +1,20 @@
-"""Pipeline stages: a plan per stage, with what its microbatches in flight keep counted.
+"""Pipeline stages: a plan per stage, which counts what its microbatches in flight keep.
 
-A stage runs one microbatch at a time, the forward or the backward. Each other one in flight
-has done its forward and waits for its backward: it keeps what lives at the end of the forward
-phase, and its input. So with n in flight a stage holds at most n - 1 times what one keeps,
-beside the peak of the one that runs, and both depend on the plan.
+A stage runs one microbatch at a time, its forward or its backward. Each other microbatch in
+flight has finished its forward and waits for its backward. It keeps the tensors that are live
+at the end of the forward phase, and its input. So a stage with n microbatches in flight holds
+at most the peak of the one that runs, and n - 1 times what each of the others keeps. Both
+depend on the plan.
 
-A limit on what is kept is a limit on a peak: a workspace on the first operation of the
-backward, as large as all that must be left free then. So every solver serves here.
+A limit on what is kept is expressed as a limit on a peak: a workspace on the first operation
+of the backward, as large as the memory that must be free at that time. So any solver can be
+used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -27,30 +29,37 @@ from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
-from scheduler.units import format_bytes
+from scheduler.tables import html_table, text_table
+from scheduler.units import format_bytes, format_percent
 
-_LIMITS, _ROUNDS = 6, 3
-"""Limits on what is kept that are tried at first, and how often two more half as far from the best are."""
+_FIRST_LIMITS = 6
+"""Number of limits on what is kept that are tried at first."""
 
-_SHARE_OF_BOUND = 0.3
-_LEAST_SECONDS = 0.1
+_REFINEMENTS = 3
+"""Number of times that two more limits are tried, half as far from the best one as before."""
+
+_BOUND_TIME_SHARE = 0.3
+"""Share of a stage's time that the bound may take if several microbatches are in flight."""
+
+_MIN_SECONDS = 0.1
+"""Least time limit of a stage, if earlier stages have used up the time."""
 
 
 @dataclass(frozen=True)
 class PipelineStagePlan:
-    """The plan of a stage, for each of its microbatches.
+    """The plan of a stage, which each of its microbatches follows.
 
     Attributes
     ----------
     plan : Plan
-        Its budget is what the others leave to one microbatch. Bound and gap are proven for the
-        stage.
+        Its budget is what the other microbatches leave to one. Bound and gap are proven for
+        the stage.
     in_flight : int
-        Microbatches in flight at most, the one that runs included.
+        Largest number of microbatches in flight, including the one that runs.
     kept_bytes : int
-        What each of the others keeps: `Simulation.saved_bytes` and its input.
+        Bytes that each of the others keeps: `Simulation.saved_bytes` and its input.
     budget_bytes : int
-        Of the stage.
+        Budget of the stage.
     """
 
     plan: Plan
@@ -60,8 +69,63 @@ class PipelineStagePlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that the stage holds, resident tensors included."""
+        """Largest memory of the stage, resident tensors included."""
         return self.plan.peak_bytes + (self.in_flight - 1) * self.kept_bytes
+
+
+@dataclass(frozen=True, repr=False)
+class PipelinePlan:
+    """The plans of a pipeline's stages: a sequence of `PipelineStagePlan`.
+
+    Attributes
+    ----------
+    stages : tuple of PipelineStagePlan
+    """
+
+    stages: tuple[PipelineStagePlan, ...]
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def __iter__(self) -> Iterator[PipelineStagePlan]:
+        return iter(self.stages)
+
+    def __getitem__(self, number: int) -> PipelineStagePlan:
+        return self.stages[number]
+
+    def __repr__(self) -> str:
+        peak = max(stage.peak_bytes for stage in self.stages)
+        overhead = max(stage.plan.overhead for stage in self.stages)
+        return (
+            f"PipelinePlan({len(self)} stages, largest peak {format_bytes(peak)},"
+            f" largest overhead {format_percent(overhead)})"
+        )
+
+    def summary(self) -> str:
+        """Return microbatches, budget, peak, overhead and gap of each stage as a table."""
+        return text_table(self._cells())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._cells())
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        head = ("stage", "in flight", "budget", "peak", "kept by each", "overhead", "gap", "status")
+        return [
+            head,
+            *(
+                (
+                    str(number),
+                    str(stage.in_flight),
+                    format_bytes(stage.budget_bytes),
+                    format_bytes(stage.peak_bytes),
+                    format_bytes(stage.kept_bytes),
+                    format_percent(stage.plan.overhead),
+                    format_percent(stage.plan.gap),
+                    stage.plan.status.name,
+                )
+                for number, stage in enumerate(self.stages)
+            ),
+        ]
 
 
 def plan_pipeline(
@@ -69,43 +133,44 @@ def plan_pipeline(
     budget: int | str | Sequence[int | str],
     in_flight: int | Sequence[int] | None = None,
     **options: Unpack[SolveOptions],
-) -> tuple[PipelineStagePlan, ...]:
+) -> PipelinePlan:
     """Find a plan for each stage of a pipeline, within its budget with its microbatches in flight.
 
-    Several limits are tried on what a microbatch keeps; the fastest schedule found that fits
-    is taken. The bound of its plan holds for all schedules of the stage: none that fits is
-    faster, however much it keeps.
+    Several limits on what a microbatch keeps are tried, and the fastest schedule that fits is
+    taken. The bound of its plan holds for all schedules of the stage that fit, however much
+    they keep.
 
     Parameters
     ----------
     graphs : sequence of Graph or Chain
-        One per stage, of one microbatch. Trace them with `accumulate_gradients=True`:
-        parameters' gradients are then counted once, for all microbatches, as they are added up.
-        Resident tensors of role "input" are each microbatch's own; the others are the
-        stage's.
+        One per stage, of one microbatch. Trace them with `accumulate_gradients=True`: the
+        gradients of parameters are then counted once, for all microbatches, since they are
+        summed. Each microbatch has its own resident tensors of role "input"; the stage has
+        the others.
     budget : int, str, or a sequence of them, one per stage
-        Of each stage's device, as for `solve`; percents are of what the stage adds to its
-        resident tensors if it saves everything of all microbatches in flight.
+        Budget of each stage's device, as for `solve`. Percents are of what the stage adds to
+        its resident tensors if it saves everything of all microbatches in flight.
     in_flight : int or sequence of int, optional
-        Microbatches in flight at most, in every stage or per stage. By default as in 1F1B
-        (one forward, one backward): stage s of S has S - s, counted from 0.
+        Largest number of microbatches in flight, in every stage or per stage. By default as
+        in 1F1B (one forward, one backward): stage s of S has S - s, counted from 0.
     **options
-        For `solve`; `time_limit` is for all stages together.
+        As for `solve`; `time_limit` is for all stages together.
 
     Returns
     -------
-    tuple of PipelineStagePlan
+    PipelinePlan
 
     Raises
     ------
     InvalidOptionError
-        If there is no stage, or numbers of stages differ, or none is in flight.
+        If there is no stage, the numbers of stages differ, or no microbatch is in flight.
     BudgetTooSmallError
-        If no plan is known for a stage: says which, and the least that one is known to need.
+        If no plan is known for a stage. The message names the stage and the smallest memory
+        for which a plan is known.
 
     References
     ----------
-    Narayanan et al. 2019, PipeDream: Generalized Pipeline Parallelizm for DNN Training, SOSP:
+    Narayanan et al. 2019, PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP:
     the order 1F1B.
 
     Examples
@@ -118,33 +183,39 @@ def plan_pipeline(
     seconds = options.get("time_limit", 60.0)
     check_options(seconds, options.get("seed", 0))
     if isinstance(graphs, (Graph, Chain)) or not graphs:
-        raise InvalidOptionError("give a sequence of at least one graph, one per stage")
+        raise InvalidOptionError("graphs must be a sequence of at least one graph, one per stage")
     count = len(graphs)
     budgets = [budget] * count if isinstance(budget, (int, str)) else list(budget)
-    if in_flight is None:
-        flights = list(range(count, 0, -1))
-    else:
-        flights = [in_flight] * count if isinstance(in_flight, int) else list(in_flight)
+    flights = _flights(in_flight, count)
     if not len(budgets) == len(flights) == count:
         raise InvalidOptionError(
-            f"{count} stages, {len(budgets)} budgets, {len(flights)} numbers in flight: give each one"
+            f"each stage needs a budget and a number in flight, got {count} stages, {len(budgets)} budgets and"
+            f" {len(flights)} numbers in flight"
         )
-    for flight in flights:
-        if isinstance(flight, bool) or not isinstance(flight, int) or flight < 1:
-            raise InvalidOptionError(
-                f"in_flight counts the microbatch that runs too: a whole number >= 1, not {flight!r}"
-            )
     deadline = Deadline(seconds)
     plans = []
     for number, (graph, own_budget, flight) in enumerate(zip(graphs, budgets, flights, strict=True)):
         share = deadline.remaining / (count - number)
-        stage = _Stage(graph, flight, {**options, "time_limit": max(share, _LEAST_SECONDS)})
+        stage = _Stage(graph, flight, {**options, "time_limit": max(share, _MIN_SECONDS)})
         plans.append(stage.plan(own_budget, f"stage {number}"))
-    return tuple(plans)
+    return PipelinePlan(tuple(plans))
+
+
+def _flights(in_flight: int | Sequence[int] | None, count: int) -> list[int]:
+    """Return the number of microbatches in flight per stage."""
+    if in_flight is None:
+        return list(range(count, 0, -1))
+    flights = [in_flight] * count if isinstance(in_flight, int) else list(in_flight)
+    for flight in flights:
+        if isinstance(flight, bool) or not isinstance(flight, int) or flight < 1:
+            raise InvalidOptionError(
+                f"in_flight must be an int >= 1, which counts the microbatch that runs, got {flight!r}"
+            )
+    return flights
 
 
 class _Stage:
-    """One stage: what a schedule makes it hold, and the search."""
+    """One stage: the memory that a schedule needs in it, and the search for a schedule."""
 
     def __init__(self, graph_or_chain: Graph | Chain, in_flight: int, options: SolveOptions) -> None:
         self.graph_or_chain, self.in_flight, self.options = graph_or_chain, in_flight, options
@@ -157,16 +228,16 @@ class _Stage:
         index = self.graph.index
         backward = [i for i, operation in enumerate(self.graph.operations) if operation.phase == "backward"]
         self.late = {tensor for i in backward for tensor in index.outputs[i]}
-        """Tensors that the backward makes."""
+        """Tensors that the backward produces."""
         self.starters = [i for i in backward if not self.late.intersection(index.inputs[i])]
         """Operations that can begin the backward."""
 
     def kept_bytes(self, simulation: Simulation) -> int:
-        """Return what a microbatch keeps between its forward and its backward."""
+        """Return the bytes that a microbatch keeps between its forward and its backward."""
         return simulation.saved_bytes + self.input_bytes
 
     def peak_bytes(self, simulation: Simulation) -> int:
-        """Return the most that the stage holds if all microbatches follow a simulated schedule."""
+        """Return the largest memory of the stage if all microbatches follow a simulated schedule."""
         return simulation.peak_bytes + (self.in_flight - 1) * self.kept_bytes(simulation)
 
     def plan(self, budget: int | str, name: str) -> PipelineStagePlan:
@@ -176,7 +247,7 @@ class _Stage:
             budget, self.graph, baseline=replace(everything, peak_bytes=self.peak_bytes(everything))
         )
         deadline = Deadline(self.options["time_limit"])
-        seconds = deadline.remaining * (_SHARE_OF_BOUND if self.in_flight > 1 else 1.0)
+        seconds = deadline.remaining * (_BOUND_TIME_SHARE if self.in_flight > 1 else 1.0)
         options: SolveOptions = {**self.options, "time_limit": seconds}
         alone = solve(*self._relaxed(budget_bytes), **options)
         is_proven = alone.status is Status.INFEASIBLE
@@ -204,19 +275,19 @@ class _Stage:
         return grade(problem, proposal, solver=alone.solver, seconds=spent)
 
     def _most_kept(self, budget_bytes: int) -> int:
-        """Return what no schedule that fits can keep more than: all in flight keep as much."""
+        """Return the most bytes that a schedule that fits can keep: all in flight keep as much."""
         left = budget_bytes - self.graph.resident_bytes - (self.in_flight - 1) * self.input_bytes
         return left // self.in_flight
 
     def _least_kept(self) -> int:
-        """Return what every schedule keeps: forward results, and what the backward begins with."""
+        """Return the bytes that every schedule keeps: forward results, and inputs of the first backward operation."""
         index = self.graph.index
         first = index.inputs[self.starters[0]] if len(self.starters) == 1 else ()
         results = {t for t, is_result in enumerate(index.is_result) if is_result and t not in self.late}
         return sum(index.storage_bytes[storage] for storage in {index.storage_of[t] for t in results.union(first)})
 
     def _relaxed(self, budget_bytes: int) -> tuple[Graph | Chain, int]:
-        """Return a graph and a budget that every schedule of the stage fits, so that bounds hold for the stage."""
+        """Return a graph and a budget that allow every schedule of the stage, so that bounds hold for the stage."""
         budget = max(0, budget_bytes - (self.in_flight - 1) * self.input_bytes)
         starters = [self.graph.operations[i] for i in self.starters]
         if self.in_flight > 1 and len(starters) == 1 and not starters[0].repeatable:
@@ -227,11 +298,11 @@ class _Stage:
         """Return schedules that keep little, simulated on the stage's own graph."""
         least = self._least_kept()
         most = max(least, min(self._most_kept(budget_bytes), everything.saved_bytes))
-        step = max(1, (most - least) // _LIMITS)
+        step = max(1, (most - least) // _FIRST_LIMITS)
         waiting = list(dict.fromkeys([most, *range(least, most, step)]))
         found: dict[Schedule, Simulation] = {}
         times: dict[int, float] = {}
-        for left in range(_LIMITS + 2 + 2 * _ROUNDS, 0, -1):
+        for left in range(_FIRST_LIMITS + 2 + 2 * _REFINEMENTS, 0, -1):
             if not waiting:
                 step //= 2
                 best = min(times, key=lambda limit: (times[limit], limit))
@@ -249,14 +320,14 @@ class _Stage:
         return found
 
     def _propose(self, budget_bytes: int, limit: int, starts: tuple[Schedule, ...], deadline: Deadline) -> Proposal:
-        """Return a solver's proposal for one microbatch if each other one keeps `limit` bytes and its input."""
+        """Return a solver's proposal for one microbatch if each of the others keeps `limit` bytes and its input."""
         budget = max(0, budget_bytes - (self.in_flight - 1) * (limit + self.input_bytes))
         problem = Problem(self._limited(budget, limit), budget, self.options.get("reorder", True), starts=starts)
         solver = load_solver(self.options.get("solver", "auto"))
         return solver(problem, deadline=deadline, seed=self.options.get("seed", 0))
 
     def _limited(self, budget_bytes: int, limit: int) -> Graph:
-        """Return the graph with a workspace on the operations that can begin the backward, for `limit` bytes kept."""
+        """Return the graph with workspaces, where the backward can begin, that allow `limit` kept bytes."""
         graph, index = self.graph, self.graph.index
         operations = list(graph.operations)
         for i in self.starters:

@@ -48,7 +48,7 @@ def split(graph: sc.Graph, schedule: sc.Schedule) -> tuple[list[Action], list[Ac
 
 
 def simulated_peak(graph: sc.Graph, schedule: sc.Schedule, order: list[tuple[str, int]]) -> int:
-    """Return the judge's peak of one long schedule: every microbatch's own operations and tensors, in this order.
+    """Return the simulated peak of one long schedule: every microbatch's own operations and tensors, in this order.
 
     Inputs come to life with a microbatch's forward; its results go when its backward has ended.
     """
@@ -76,7 +76,7 @@ def simulated_peak(graph: sc.Graph, schedule: sc.Schedule, order: list[tuple[str
                     name=mine(operation.name, i),
                     inputs=tuple(mine(name, i) for name in operation.inputs),
                     outputs=tuple(mine(name, i) for name in operation.outputs),
-                    phase="forward",  # of one long forward: the judge then knows no end of the forward phase
+                    phase="forward",  # of one long forward: the simulator then sees no end of the forward phase
                 )
                 for operation in graph.operations
             ]
@@ -189,13 +189,25 @@ def test_a_stage_that_does_not_fit_is_named_with_what_is_known():
     ("graphs", "budget", "in_flight", "why"),
     [
         ([], 100, None, "at least one graph"),
-        (two_layers(), 100, None, "sequence of at least one graph"),
-        ([two_layers()], [100, 100], None, "1 stages, 2 budgets"),
+        (two_layers(), 100, None, "must be a sequence of at least one graph"),
+        ([two_layers()], [100, 100], None, "got 1 stages, 2 budgets"),
         ([two_layers()], 100, [1, 1], "2 numbers in flight"),
-        ([two_layers()], 100, 0, "not 0"),
-        ([two_layers()], 100, [True], "not True"),
+        ([two_layers()], 100, 0, "got 0"),
+        ([two_layers()], 100, [True], "got True"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(graphs, budget, in_flight, why):
     with pytest.raises(InvalidOptionError, match=why):
         sc.plan_pipeline(graphs, budget, in_flight)
+
+
+def test_the_plan_of_a_pipeline_is_a_sequence_of_its_stages_shown_in_one_line_and_as_a_table():
+    plan = sc.plan_pipeline([two_layers()] * 2, "100%", time_limit=SECONDS)
+    assert isinstance(plan, sc.PipelinePlan)
+    assert (len(plan), plan[0], list(plan)) == (2, plan.stages[0], list(plan.stages))
+    # As counted above: the running one peaks at 235 B, and each other one keeps 225 B.
+    assert repr(plan) == "PipelinePlan(2 stages, largest peak 460 B, largest overhead 0.00%)"
+    assert [line.split() for line in plan.summary().splitlines()[1:]] == [
+        ["0", "2", "460", "B", "460", "B", "225", "B", "0.00%", "0.00%", "OPTIMAL"],
+        ["1", "1", "235", "B", "235", "B", "225", "B", "0.00%", "0.00%", "OPTIMAL"],
+    ]
