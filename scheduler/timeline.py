@@ -1,4 +1,4 @@
-"""The timeline: when each run of a schedule starts, how long each tensor is held, which layer both belong to."""
+"""The timeline of a schedule: start of each run, time over which each tensor is live, and their layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.schedule import Compute, Schedule
 from scheduler.simulator import Simulation, simulate
 
 Kind = Literal["forward", "recomputation", "backward"]
-"""A first run of the forward phase, a run of a task that ran before, a first run of the backward phase."""
+"""A first run in the forward phase, a later run of any task, or a first run in the backward phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Run:
     ----------
     operation : Operation
     start : float
-        In the graph's `time_unit`, from the begin of the step.
+        In the graph's `time_unit`, from the beginning of the step.
     memory_bytes : int
-        During the run, resident tensors included.
+        Memory during the run, resident tensors included.
     is_recomputation : bool
-        Whether a run of the same task came before.
+        Whether the same task has run before.
     """
 
     operation: Operation
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def kind(self) -> Kind:
-        """What a reader wants to tell apart: a first run by its phase, and any later run of the task."""
+        """The phase of a first run; "recomputation" for a later run of the task."""
         return "recomputation" if self.is_recomputation else self.operation.phase
 
 
@@ -56,10 +56,10 @@ class Holding:
     Attributes
     ----------
     tensor : str
-    maker, layer : str
+    producer, layer : str
         The operation whose run began the span, and its layer, as `Run.layer`.
     start, end : float
-        From the begin of that run to the free, or to the end of the step.
+        From the beginning of that run to the free, or to the end of the step.
     is_freed : bool
         False if the tensor is live at the end of the step.
     is_saved : bool
@@ -67,7 +67,7 @@ class Holding:
     """
 
     tensor: str
-    maker: str
+    producer: str
     layer: str
     start: float
     end: float
@@ -77,18 +77,18 @@ class Holding:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A schedule laid out in time, with memory as the judge counts it.
+    """A schedule laid out in time, with memory as the simulator counts it.
 
     Attributes
     ----------
     runs : tuple of Run
         In order.
     holdings : tuple of Holding
-        By start; resident tensors left out.
+        By start, without resident tensors.
     boundary : float
         Time at which the forward phase ends.
     simulation : Simulation
-        The judge's word on the schedule.
+        Simulation of the schedule.
     """
 
     runs: tuple[Run, ...]

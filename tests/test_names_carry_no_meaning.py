@@ -143,10 +143,10 @@ def traced() -> tuple[Any, Any, sc.Graph]:
 
 
 def test_what_a_traced_graph_counts_in_addition_to_its_step_is_the_same(traced: tuple[Any, Any, sc.Graph]) -> None:
-    from scheduler.pytorch.capture.device_memory import memory_beside
+    from scheduler.pytorch.capture.device_memory import device_memory_of
 
     *_, graph = traced
-    one, other = memory_beside(graph), memory_beside(renamed(graph))
+    one, other = device_memory_of(graph), device_memory_of(renamed(graph))
     assert [(tensor.size_bytes, tensor.role) for tensor in one.tensors] == [
         (tensor.size_bytes, tensor.role) for tensor in other.tensors
     ]

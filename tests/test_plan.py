@@ -33,7 +33,7 @@ def test_the_file_keeps_to_the_schema_that_ships(plan: sc.Plan, tmp_path: Path) 
     jsonschema.validate(json.loads((tmp_path / "plan.json").read_text()), plan_schema())
 
 
-def test_claims_are_the_judges(plan: sc.Plan) -> None:
+def test_claims_are_those_of_the_simulation(plan: sc.Plan) -> None:
     simulated = sc.simulate(plan.graph, plan.schedule)
     assert (plan.time, plan.peak_bytes, plan.saved) == (simulated.time, simulated.peak_bytes, simulated.saved)
     assert plan.peak_bytes <= plan.budget_bytes
@@ -111,7 +111,7 @@ def test_an_edited_plan_is_refused_with_the_reason(
         sc.Plan.from_dict(edit(plan, change))
 
 
-def test_a_truth_value_is_no_claim_though_it_equals_the_number() -> None:
+def test_a_bool_is_not_a_claim_though_it_equals_the_number() -> None:
     data = sc.make_plan(uniform_chain(2), "100%").to_dict()
     assert data["claims"]["overhead"] == False == 0.0  # type: ignore[index]  # noqa: E712
     data["claims"]["overhead"] = False  # type: ignore[index]

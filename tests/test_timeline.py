@@ -28,7 +28,7 @@ def test_runs_and_holdings_of_a_recomputed_layer_counted_by_hand() -> None:
     # Batch of 4 bytes; x1; x1, x2; x2, g2; g2, x1; g2, x1, g1; g1, g0: 4 bytes each.
     assert [run.memory_bytes for run in timeline.runs] == [8, 12, 12, 12, 16, 12]
     assert (timeline.boundary, timeline.end) == (2.0, 7.0)
-    assert [(h.tensor, h.maker, h.start, h.end, h.is_freed, h.is_saved) for h in timeline.holdings] == [
+    assert [(h.tensor, h.producer, h.start, h.end, h.is_freed, h.is_saved) for h in timeline.holdings] == [
         ("x1", "f0", 0.0, 2.0, True, False),
         ("x2", "f1", 1.0, 2.0, True, True),
         ("g2", "loss", 2.0, 5.0, True, False),

@@ -1,4 +1,4 @@
-"""Plans in the formats of other tools."""
+"""Plans as Chrome traces."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def plan_to_chrome_trace(plan: Plan) -> dict[str, object]:
     -------
     dict
         JSON data in the Trace Event Format's object form. `ts` and `dur` are microseconds.
-        Where the graph's times are no seconds, a microsecond stands for a power of ten of
-        their unit, such that the step lasts some seconds; `otherData` says which.
+        If the graph's times are not in seconds, one microsecond represents a power of ten of
+        their unit, so that the step lasts some seconds; `otherData` states which.
 
     References
     ----------

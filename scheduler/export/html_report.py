@@ -1,4 +1,4 @@
-"""The report: a plan as one HTML page that stands on its own."""
+"""The report: a plan as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ code { font-size: 0.9em; }
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """What a plan does with one layer.
+    """What a plan saves and recomputes of one layer.
 
     Attributes
     ----------
     layer : str
     saved : tuple of (str, int)
-        Tensors that its operations made and that are live at the end of the forward phase,
-        with the bytes that each adds: of several tensors on one storage only the first does.
+        Tensors of its operations that are live at the end of the forward phase, with the
+        bytes that each adds: of several tensors on one storage only the first adds bytes.
     recomputed : tuple of (str, int)
-        Tasks that are computed again, by the name of their default, and how often.
+        Recomputed tasks, by the name of their default, with the number of recomputations.
     recomputed_time : float
-        Time of those runs, in the graph's unit.
+        Time of the recomputations, in the graph's unit.
     """
 
     layer: str
@@ -62,7 +62,7 @@ class LayerRow:
 
 
 def layer_rows(plan: Plan) -> tuple[LayerRow, ...]:
-    """Return what is saved and recomputed, by layer.
+    """Return what a plan saves and recomputes, by layer.
 
     Parameters
     ----------
@@ -71,14 +71,14 @@ def layer_rows(plan: Plan) -> tuple[LayerRow, ...]:
     Returns
     -------
     tuple of LayerRow
-        Every layer that runs in the forward phase or computes something again, in the order
-        of first runs.
+        Every layer that runs in the forward phase or is recomputed, in the order of first
+        runs.
     """
     graph, index = plan.graph, plan.graph.index
     timeline = Timeline.of(graph, plan.schedule)
     layers = list(dict.fromkeys(run.layer for run in timeline.runs if run.kind != "backward"))
     saved: dict[str, list[tuple[str, int]]] = {layer: [] for layer in layers}
-    again: dict[str, list[str]] = {layer: [] for layer in layers}
+    recomputed: dict[str, list[str]] = {layer: [] for layer in layers}
     times: dict[str, list[float]] = {layer: [] for layer in layers}
     counted: set[int] = set()
     for holding in timeline.holdings:
@@ -90,18 +90,18 @@ def layer_rows(plan: Plan) -> tuple[LayerRow, ...]:
     for run in timeline.runs:
         if run.is_recomputation:
             task = index.task_of[index.operation_ids[run.operation.name]]
-            again[run.layer].append(graph.operations[index.tasks[task][0]].name)
+            recomputed[run.layer].append(graph.operations[index.tasks[task][0]].name)
             times[run.layer].append(run.operation.time)
     return tuple(
-        LayerRow(layer, tuple(saved[layer]), tuple(Counter(again[layer]).items()), math.fsum(times[layer]))
+        LayerRow(layer, tuple(saved[layer]), tuple(Counter(recomputed[layer]).items()), math.fsum(times[layer]))
         for layer in layers
     )
 
 
 def report_html(plan: Plan) -> str:
-    """Return a plan as an HTML page: its memory, its schedule, its layers and its proof.
+    """Return a plan as an HTML page: memory, schedule, layers, claims and proof.
 
-    The page refers to nothing outside itself, and runs no scripts.
+    The page loads nothing from elsewhere and runs no scripts.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def report_html(plan: Plan) -> str:
 </head>
 <body>
 <h1>{escape(title)}</h1>
-<p>{escape(_in_short(plan))}</p>
+<p>{escape(_in_brief(plan))}</p>
 <h2>Memory over the step</h2>
 <figure>
 {inline_svg(plot_memory, plan, "memory")}
@@ -135,7 +135,7 @@ def report_html(plan: Plan) -> str:
 <h2>Schedule</h2>
 <figure>
 {inline_svg(plot_schedule, plan, "schedule")}
-<figcaption>What each layer computes, and from when to when the tensors that it made are held.</figcaption>
+<figcaption>Runs of each layer, and the times over which its tensors are live.</figcaption>
 </figure>
 <h2>Saved and recomputed by layer</h2>
 {_layer_table(plan)}
@@ -143,7 +143,8 @@ def report_html(plan: Plan) -> str:
 {_table("claims", _claims(plan))}
 <h2>Proof</h2>
 {_table("proof", _proof(plan))}
-<p>The judge confirmed all claims when this page was made; <code>scheduler verify PLAN</code> does it again.</p>
+<p>The plan was simulated and all claims were confirmed when this page was written;
+<code>scheduler verify PLAN</code> simulates it again.</p>
 </body>
 </html>
 """
@@ -164,13 +165,13 @@ def write_report(plan: Plan, path: str | os.PathLike[str]) -> None:
     write_text(path, report_html(plan))
 
 
-def _in_short(plan: Plan) -> str:
+def _in_brief(plan: Plan) -> str:
     recomputed = _counted(sum(plan.simulation.recomputed.values()), "recomputation")
     change = f"{abs(plan.overhead):.2%} {'less' if plan.overhead < 0 else 'more'} time"
     best = (
         f"No schedule in the search space ({plan.search_space}) is faster."
         if plan.status is Status.OPTIMAL
-        else f"At most {plan.gap:.2%} of its time could be saved in the search space ({plan.search_space})."
+        else f"A schedule in the search space ({plan.search_space}) takes at most {plan.gap:.2%} less time."
     )
     return (
         f"The step fits a budget of {format_bytes(plan.budget_bytes)}: its peak is {format_bytes(plan.peak_bytes)},"

@@ -20,7 +20,7 @@ from scheduler.errors import CaptureError, InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
-from scheduler.pytorch.capture.device_memory import DeviceMemory, memory_beside, read_device_memory
+from scheduler.pytorch.capture.device_memory import DeviceMemory, device_memory_of, read_device_memory
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.execute.codegen import generate
 from scheduler.pytorch.execute.module import CheckpointedModule, OnMismatch, OtherPlans
@@ -195,7 +195,7 @@ class PlanRequest:
         It is read anew for every plan: the optimizer's state, and what it trains, may have changed.
         """
         if isinstance(self.plan_or_budget, Plan):
-            return memory_beside(self.plan_or_budget.graph)
+            return device_memory_of(self.plan_or_budget.graph)
         return read_device_memory(self.model, self.reserve, self.optimizer, self.accumulate_gradients)
 
     def find_plan(self, graph_or_chain: Graph | Chain) -> Plan:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from scheduler.graph import Graph
 from scheduler.pytorch.capture.captured_step import Capture
-from scheduler.pytorch.capture.device_memory import NOTHING_BESIDE, DeviceMemory, read_device_memory
+from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.exporting import export_graph, export_joint
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering import lower
@@ -97,7 +97,7 @@ def capture(
     *,
     costs: Costs = "flops",
     workspaces: bool | None = None,
-    memory: DeviceMemory = NOTHING_BESIDE,
+    memory: DeviceMemory = NO_OTHER_MEMORY,
 ) -> Capture:
     """Return the captured step of a model; `trace` returns its graph.
 
@@ -119,7 +119,7 @@ def capture(
 
 
 def capture_graph(
-    module: fx.GraphModule, args: Sequence[object], *, costs: Costs, memory: DeviceMemory = NOTHING_BESIDE
+    module: fx.GraphModule, args: Sequence[object], *, costs: Costs, memory: DeviceMemory = NO_OTHER_MEMORY
 ) -> Capture:
     """Return the captured step of a graph that TorchDynamo captured.
 

@@ -1,4 +1,4 @@
-"""Exports: the trace says what the judge says."""
+"""Exports: the trace agrees with the simulator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_runs_follow_each_other_and_last_as_long_as_the_step(plan: sc.Plan) -> N
     assert ends[-1] == pytest.approx(1e6 * plan.time)  # the graph's times are seconds
 
 
-def test_recomputations_are_marked_and_phases_told(plan: sc.Plan) -> None:
+def test_recomputations_are_marked_and_phases_are_separate(plan: sc.Plan) -> None:
     runs = events(plan, "X")
     again = Counter(run["name"] for run in runs if run["args"]["recomputation"])
     assert again == {name: count for name, count in plan.simulation.recomputed.items() if count}
@@ -47,7 +47,7 @@ def test_recomputations_are_marked_and_phases_told(plan: sc.Plan) -> None:
         assert run["cat"] == ("recomputation" if run["args"]["recomputation"] else phase)
 
 
-def test_the_memory_counter_peaks_where_the_judge_says_in_plan_and_baseline(plan: sc.Plan) -> None:
+def test_the_memory_counter_has_the_simulated_peak_in_plan_and_baseline(plan: sc.Plan) -> None:
     for process, peak in ((1, plan.peak_bytes), (2, plan.baseline_peak_bytes)):
         memory = [e for e in events(plan, "C", process) if e["name"] == "memory"]
         assert max(event["args"]["bytes"] for event in memory) == peak
@@ -84,7 +84,7 @@ def test_threads_are_named_and_stand_in_the_order_of_a_step(plan: sc.Plan) -> No
 
 
 @pytest.mark.parametrize(("time", "stands_for"), [(5e15, "1e9 FLOP"), (3e-9, "1e-15 FLOP"), (0.0, "1e0 FLOP")])
-def test_times_that_are_no_seconds_are_scaled_to_some_seconds(time: float, stands_for: str) -> None:
+def test_times_that_are_not_in_seconds_are_scaled_to_some_seconds(time: float, stands_for: str) -> None:
     operations = [sc.Operation("f", [], ["y"], time / 2), sc.Operation("g", ["y"], ["z"], time / 2)]
     graph = sc.Graph(operations, [sc.Tensor("y", 1), sc.Tensor("z", 1)], results=["z"], time_unit="FLOP")
     plan = plan_of_schedule(graph, sc.Schedule.from_text("+f\n+g\n-y"), 2)

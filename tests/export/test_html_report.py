@@ -108,7 +108,7 @@ def test_claims_and_proof_are_the_plans() -> None:
     assert proof["digest of the plan"] == plan.digest
     assert proof["digest of the graph"] == plan.graph.digest
     assert proof["digest of the graph's structure"] == plan.graph.structure_digest
-    assert "It has 1 recomputation and takes 16.67% more time. At most 14.29% of its time could be saved" in page.text
+    assert "It has 1 recomputation and takes 16.67% more time. A schedule in the search space" in page.text
 
 
 def test_layers_tell_what_is_saved_and_recomputed_counted_by_hand() -> None:
@@ -126,7 +126,7 @@ def test_tensors_on_one_storage_count_once() -> None:
     assert [(row.layer, row.saved) for row in layer_rows(viewing_plan())] == [("f", (("y", 4),)), ("view", (("z", 0),))]
 
 
-def test_layers_add_up_to_what_the_judge_says() -> None:
+def test_layers_add_up_to_what_simulation_gives() -> None:
     for plan in (twice_plan(), layered_plan(), viewing_plan(), oddly_named_plan()):
         rows = layer_rows(plan)
         assert sum(row.saved_bytes for row in rows) == plan.simulation.saved_bytes

@@ -19,7 +19,7 @@ from tests.support.training_graphs import three_layers
 
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, "1", True])
 @pytest.mark.parametrize("field", ["forward_time", "backward_time", "forward_without_saving_time"])
-def test_a_time_that_is_none_is_refused_with_its_layer(field: str, value: object) -> None:
+def test_a_time_out_of_range_is_refused_with_its_layer(field: str, value: object) -> None:
     with pytest.raises(InvalidGraphError, match=f'{field} of layer "mlp"'):
         replace(sc.Layer("mlp", 1.0, 2.0, 4, 4), **{field: value})
 
@@ -38,7 +38,7 @@ def test_a_time_that_is_none_is_refused_with_its_layer(field: str, value: object
         "backward_workspace_bytes",
     ],
 )
-def test_a_byte_count_that_is_none_is_refused_with_its_layer(field: str, value: object) -> None:
+def test_a_byte_count_out_of_range_is_refused_with_its_layer(field: str, value: object) -> None:
     with pytest.raises(InvalidGraphError, match=f'{field} of layer "mlp"'):
         replace(sc.Layer("mlp", 1.0, 2.0, 4, 4), **{field: value})
 
@@ -53,7 +53,7 @@ def test_modes_of_another_type_are_refused_with_their_layer() -> None:
         sc.Layer("mlp", 1.0, 2.0, 4, 4, modes=[{"forward_time": 1.0}])
 
 
-def test_a_flag_that_is_no_bool_is_refused() -> None:
+def test_a_flag_that_is_not_a_bool_is_refused() -> None:
     with pytest.raises(InvalidGraphError, match='keeps_input of layer "mlp" must be a bool, got 1'):
         sc.Layer("mlp", 1.0, 2.0, 4, 4, keeps_input=1)
 
@@ -70,7 +70,7 @@ def test_two_layers_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, None])
-def test_an_input_that_is_no_byte_count_is_refused(value: object) -> None:
+def test_an_input_that_is_not_a_byte_count_is_refused(value: object) -> None:
     with pytest.raises(InvalidGraphError, match="input_bytes of the chain"):
         sc.Chain([sc.Layer("mlp", 1.0, 2.0, 4, 4)], input_bytes=value)
 

@@ -1,4 +1,4 @@
-"""Graph files: ours, other tools', networkx; and what is refused."""
+"""Graph files: ours, other tools', networkx; and the files that are refused."""
 
 from __future__ import annotations
 
@@ -155,13 +155,13 @@ def test_an_undirected_graph_is_refused() -> None:
         from_networkx(networkx.path_graph(3))
 
 
-def test_an_entry_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_a_repeated_entry_is_refused(tmp_path: Path) -> None:
     (tmp_path / "graph.json").write_text('{"format": "scheduler-graph", "version": 1, "version": 1}')
     with pytest.raises(GraphFormatError, match='two entries of one object are called "version"'):
         sc.read_graph(tmp_path / "graph.json")
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     target.write_text("old")
     with pytest.raises(UnicodeEncodeError):

@@ -42,7 +42,7 @@ def test_sizes_become_ints() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 1.0, 1.5, math.nan, math.inf, "8", None, True, np.True_])
-def test_a_size_that_is_no_whole_number_is_refused(size: object) -> None:
+def test_a_size_that_is_not_an_int_of_at_least_0_is_refused(size: object) -> None:
     with refuse('size_bytes of tensor "a"'):
         Tensor("a", size)
 
@@ -63,7 +63,7 @@ def test_a_role_that_is_unknown_is_refused(role: object) -> None:
 
 @pytest.mark.parametrize("field", ["layer", "kind"])
 @pytest.mark.parametrize("text", [None, 3, "a\nb", "\x1b[31m"])
-def test_a_layer_or_kind_that_is_no_printable_text_is_refused(field: str, text: object) -> None:
+def test_a_layer_or_kind_that_is_not_printable_text_is_refused(field: str, text: object) -> None:
     with refuse(f'{field} of operation "a"'):
         op("a", "", "x", **{field: text})
 
@@ -82,7 +82,7 @@ def test_inputs_and_outputs_become_tuples() -> None:
 
 
 @pytest.mark.parametrize("names", ["xy", 3, [1], None])
-def test_inputs_that_are_no_sequence_of_names_are_refused(names: object) -> None:
+def test_inputs_that_are_not_a_sequence_of_names_are_refused(names: object) -> None:
     with refuse('inputs of operation "a"'):
         Operation("a", names, ["z"], 1)
     with refuse('outputs of operation "a"'):
@@ -112,7 +112,7 @@ def test_a_time_that_is_not_finite_and_non_negative_is_refused(time: object) -> 
 
 
 @pytest.mark.parametrize("count", [-1, 1.0, True, "8", None])
-def test_a_workspace_that_is_no_whole_number_is_refused(count: object) -> None:
+def test_a_workspace_that_is_not_an_int_of_at_least_0_is_refused(count: object) -> None:
     with refuse('workspace_bytes of operation "a"'):
         op("a", "", "x", workspace_bytes=count)
 
@@ -132,7 +132,7 @@ def test_a_signature_is_text() -> None:
         op("a", "", "x", signature=None)
 
 
-def test_a_repeatable_operation_that_makes_nothing_is_refused() -> None:
+def test_a_repeatable_operation_that_produces_nothing_is_refused() -> None:
     with refuse("produces nothing"):
         op("a", "x", "")
     assert op("a", "x", "", repeatable=False).outputs == ()
@@ -197,7 +197,7 @@ def test_entries_of_another_type_are_refused() -> None:
 
 @pytest.mark.parametrize("field", ["resident", "results", "required"])
 @pytest.mark.parametrize("value", ["x", 3, [3], None])
-def test_name_lists_that_are_none_are_refused(field: str, value: object) -> None:
+def test_name_lists_of_another_type_are_refused(field: str, value: object) -> None:
     with refuse(f"{field} of the graph"):
         Graph([op("f", "", "x")], tensors("x"), **{field: value})
 
@@ -231,7 +231,7 @@ def test_an_unknown_required_operation_is_refused() -> None:
         Graph([op("f", "", "x")], tensors("x"), required=["g"])
 
 
-def test_a_resident_tensor_that_an_operation_makes_is_refused() -> None:
+def test_a_resident_tensor_that_an_operation_produces_is_refused() -> None:
     with refuse('resident tensor "x"'):
         Graph([op("f", "", "x")], tensors("x"), resident=["x"])
 
@@ -309,12 +309,12 @@ def test_a_non_repeatable_operation_with_an_alternative_is_refused() -> None:
         Graph([op("a", "", "x"), op("b", "", "x", repeatable=False)], tensors("x"), results=["x"])
 
 
-def test_defaults_that_do_not_make_a_result_are_refused() -> None:
+def test_defaults_that_do_not_produce_a_result_are_refused() -> None:
     with refuse('do not produce the result "y"'):
         Graph([op("a", "", "x"), op("b", "", "x y")], tensors("x y"), results=["y"])
 
 
-def test_defaults_that_do_not_make_what_a_default_reads_are_refused() -> None:
+def test_defaults_that_do_not_produce_the_input_of_a_default_are_refused() -> None:
     with refuse('do not produce "y", which "c" needs'):
         Graph([op("a", "", "x"), op("b", "", "x y"), op("c", "y", "z")], tensors("x y z"), results=["z"])
 
@@ -539,6 +539,6 @@ def test_plain_data_of_another_form_is_refused(changes: dict, message: str) -> N
 
 
 @pytest.mark.parametrize("data", [None, 3, [], "graph"])
-def test_data_that_is_no_object_is_refused(data: object) -> None:
+def test_data_that_is_not_an_object_is_refused(data: object) -> None:
     with refuse("a graph must be a JSON object"):
         Graph.from_dict(data)

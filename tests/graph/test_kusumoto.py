@@ -92,7 +92,7 @@ def test_the_peak_of_the_tiny_file_is_the_one_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize("format", ["auto", "computation-graph"])
-def test_read_graph_reads_it_with_and_without_being_told(tmp_path: Path, format: str) -> None:
+def test_read_graph_reads_it_with_and_without_the_format(tmp_path: Path, format: str) -> None:
     path = tmp_path / "tiny.txt"
     path.write_text(TINY)
     graph = sc.read_graph(path, format=format)

@@ -196,7 +196,7 @@ def test_a_stage_that_does_not_fit_is_named_with_what_is_known():
         ([two_layers()], 100, [True], "got True"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(graphs, budget, in_flight, why):
+def test_invalid_options_are_refused(graphs, budget, in_flight, why):
     with pytest.raises(InvalidOptionError, match=why):
         sc.plan_pipeline(graphs, budget, in_flight)
 

@@ -1,7 +1,7 @@
-"""What stands in the device's memory beside a step: a reserve, the optimizer's state, old gradients.
+"""Memory of the device in addition to a step's own: a reserve, the optimizer's state, existing gradients.
 
-It joins the resident tensors of a graph or a chain, so that a budget is the device's. A graph
-says by the names of its resident tensors what was counted.
+It joins the resident tensors of a graph or a chain, so that a budget is the device's. The
+roles of a graph's resident tensors state what was counted.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from scheduler.graph import Graph, Tensor
 from scheduler.pytorch.measurement.memory import storage_bytes
 from scheduler.units import parse_bytes
 
-_BESIDE_THE_STEP = ("reserve", "optimizer state")
+_ROLES = ("reserve", "optimizer state")
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What stands in the device's memory beside a step.
+    """Memory of the device in addition to a step's own.
 
     Attributes
     ----------
     tensors : tuple of Tensor
-        Named "reserve", and "optimizer:" with the name of a parameter.
+        Of role "reserve" or "optimizer state".
     accumulate_gradients : bool
-        Whether every trained tensor has a `.grad` already, to which the step adds.
+        Whether every trained tensor already has a `.grad`, to which the step adds.
     """
 
     tensors: tuple[Tensor, ...] = ()
     accumulate_gradients: bool = False
 
 
-NOTHING_BESIDE = DeviceMemory()
+NO_OTHER_MEMORY = DeviceMemory()
 
 
 def read_device_memory(
@@ -49,17 +49,18 @@ def read_device_memory(
     optimizer: Optimizer | None = None,
     accumulate_gradients: bool = False,
 ) -> DeviceMemory:
-    """Return what stands beside the step of a model.
+    """Return the memory in addition to the step of a model.
 
     Parameters
     ----------
     model : nn.Module or sequence of callable
-        Names the parameters.
+        Gives the names of the parameters.
     reserve : int or str
-        Bytes, as an int or as text such as "1GiB".
+        Bytes to keep free, as an int or as text such as "1GiB".
     optimizer : torch.optim.Optimizer, optional
-        Its state counts for each of its parameters that requires a gradient.
+        Its state is counted for each of its parameters that requires a gradient.
     accumulate_gradients : bool
+        Whether the trained tensors have gradients already.
 
     Raises
     ------
@@ -73,9 +74,9 @@ def read_device_memory(
     tensors = [Tensor("reserve", reserved, role="reserve")] if reserved else []
     if optimizer is not None:
         if not isinstance(optimizer, Optimizer):
-            raise InvalidOptionError(f"optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
+            raise InvalidOptionError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
-            raise InvalidOptionError(f"{type(optimizer).__name__} wraps another optimizer: give that one")
+            raise InvalidOptionError(f"{type(optimizer).__name__} wraps another optimizer: give the wrapped one")
         names = _parameter_names(model)
         tensors += [
             Tensor(f"optimizer:{name}", size, role="optimizer state")
@@ -85,11 +86,11 @@ def read_device_memory(
     return DeviceMemory(tuple(tensors), bool(accumulate_gradients))
 
 
-def memory_beside(graph: Graph) -> DeviceMemory:
-    """Return what a graph counts beside its step."""
+def device_memory_of(graph: Graph) -> DeviceMemory:
+    """Return the memory that a graph counts in addition to its step."""
     resident = [graph.tensor(name) for name in graph.resident]
     return DeviceMemory(
-        tuple(tensor for tensor in resident if tensor.role in _BESIDE_THE_STEP),
+        tuple(tensor for tensor in resident if tensor.role in _ROLES),
         any(tensor.role == "gradient" for tensor in resident),
     )
 
@@ -128,16 +129,16 @@ def _bytes_of(state: object, parameter: TorchTensor) -> int:
 
 
 def _first_state(optimizer: Optimizer, group: dict[str, object], parameter: TorchTensor) -> object:
-    """Return the state that the optimizer makes for such a parameter in its first step.
+    """Return the state that the optimizer creates for such a parameter in its first step.
 
-    A twin of the optimizer takes a step on a twin of the parameter.
+    A copy of the optimizer takes a step on a copy of the parameter.
     """
-    twin = torch.zeros_like(parameter, requires_grad=True)
-    twin.grad = torch.zeros_like(parameter)
+    copy = torch.zeros_like(parameter, requires_grad=True)
+    copy.grad = torch.zeros_like(parameter)
     trial = object.__new__(type(optimizer))
     trial.__dict__.update(vars(optimizer))
-    trial.__dict__.pop("step", None)  # a learning-rate scheduler's, which would step the original
-    trial.param_groups = [{**group, "params": [twin]}]
+    trial.__dict__.pop("step", None)  # the wrapper of a learning-rate scheduler, which would step the original
+    trial.param_groups = [{**group, "params": [copy]}]
     trial.state = defaultdict(dict)
     trial._optimizer_step_pre_hooks = OrderedDict()
     trial._optimizer_step_post_hooks = OrderedDict()
@@ -146,6 +147,7 @@ def _first_state(optimizer: Optimizer, group: dict[str, object], parameter: Torc
     except Exception as error:  # optimizers raise errors of many kinds
         raise InvalidOptionError(
             f"{type(optimizer).__name__} cannot take a step on one parameter alone ({type(error).__name__}: {error}),"
-            " so the size of its state is not known: let it take its first step before, or give the bytes as reserve="
+            " so the size of its state is unknown: let it take its first step before planning, or give its bytes as"
+            " reserve="
         ) from error
-    return trial.state[twin]
+    return trial.state[copy]

@@ -1,8 +1,9 @@
 """Plans for code that runs under `torch.utils.checkpoint` instead of our executor.
 
-Both exports lose something against the plan: torch recomputes a checkpointed region as a
-whole, once, when its backward begins. It keeps what the region makes until then, runs nothing
-a second time, and keeps the input order. Nothing promises the plan's peak; measure.
+Neither export can express all that a plan does: torch recomputes a checkpointed region as a
+whole, once, when its backward begins. It keeps the recomputed tensors until their backward,
+recomputes nothing twice, and keeps the input order. The plan's peak is not guaranteed; measure
+it.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ from scheduler.pytorch.layerwise.survey import storage_keys
 
 Contexts = tuple[AbstractContextManager[object], AbstractContextManager[object]]
 Key = tuple[str, tuple[str, ...]]
-"""An operator's name, whatever its overload and whether it works in place, and the shapes that it reads."""
+"""An operator's name, without its overload and whether it works in place, and the shapes of its inputs."""
 
 
 @dataclass(frozen=True)
 class LayerSpan:
-    """Consecutive layers that are treated alike.
+    """Consecutive layers that are all saved, or recomputed together.
 
     Attributes
     ----------
     layers : tuple of str
         Their names in the profile.
     recompute : bool
-        Whether they are one region for `torch.utils.checkpoint.checkpoint`; else they run plainly.
+        Whether they form one region for `torch.utils.checkpoint.checkpoint`; otherwise they
+        run plainly.
     """
 
     layers: tuple[str, ...]
@@ -45,13 +47,13 @@ class LayerSpan:
 
 
 def layer_spans(plan: Plan) -> tuple[LayerSpan, ...]:
-    """Return which layers of a plan run plainly, and which are recomputed together.
+    """Return the layers of a plan that run plainly, and those that are recomputed together.
 
-    A layer is saved if the plan keeps what its backward needs at the end of the forward; the
-    others form a span from each kept state to the next. Give each span with `recompute` to
+    A layer is saved if the plan keeps the inputs of its backward at the end of the forward;
+    the others form spans, each from one kept state to the next. Pass each span with `recompute` to
     `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`.
 
-    Compared with the plan: a span is recomputed with saving as a whole, where the plan may
+    In contrast to the plan, a span is recomputed with saving as a whole; the plan may
     recompute parts of it several times in less memory. Batch norm in a recomputed span
     updates its running statistics twice, as always under `torch.utils.checkpoint`.
 
@@ -63,10 +65,12 @@ def layer_spans(plan: Plan) -> tuple[LayerSpan, ...]:
     Raises
     ------
     InvalidOptionError
-        If the plan is one of operations.
+        If the granularity of the plan is "operations".
     """
     if plan.granularity != "layers":
-        raise InvalidOptionError('a plan of operations has no layers: plan a profile, or use "selective_contexts"')
+        raise InvalidOptionError(
+            'the plan must be of granularity "layers": plan a profile, or use "selective_contexts"'
+        )
     saved = set(plan.saved)
     spans: list[LayerSpan] = []
     state_is_kept = True
@@ -89,17 +93,17 @@ def layer_spans(plan: Plan) -> tuple[LayerSpan, ...]:
 
 
 def selective_contexts(plan: Plan, module: str = "") -> Callable[[], Contexts]:
-    """Return the `context_fn` that saves in a checkpointed region what a plan saves.
+    """Return the `context_fn` that makes a checkpointed region save the tensors that a plan saves.
 
     >>> checkpoint(block, x, use_reentrant=False, context_fn=selective_contexts(plan, "h.3"))  # doctest: +SKIP
 
-    An operator call is recognized by its name, the shapes that it reads, and its number among
-    those alike in its region. What is not recognized, views and random draws are recomputed;
-    batch norms and changes of counters are saved, since running them again would update
+    An operator call is recognized by its name, the shapes of its inputs, and its number among
+    equal calls in its region. Unrecognized calls, views and random draws are recomputed.
+    Batch norms and changes of counters are saved, since to recompute them would update
     statistics twice.
 
-    Compared with the plan: the region is recomputed as a whole when its backward begins, so
-    that small regions take less memory; draws and cheap calls that the plan saves are
+    In contrast to the plan, the region is recomputed as a whole when its backward begins, so
+    small regions take less memory. Random draws and cheap calls that the plan saves are
     recomputed, and batch norms that it recomputes are saved.
 
     Parameters
@@ -112,23 +116,23 @@ def selective_contexts(plan: Plan, module: str = "") -> Callable[[], Contexts]:
     Raises
     ------
     InvalidOptionError
-        If the plan is one of layers, knows no operation of that module, or changes a buffer
-        in a way that must not be repeated.
+        If the granularity of the plan is "layers", the plan has no operation of that module,
+        or it changes a buffer in a way that must not be repeated.
     """
     graph = plan.graph
     if plan.granularity != "operations":
-        raise InvalidOptionError('a plan of layers has no operations: trace the model, or use "layer_spans"')
+        raise InvalidOptionError('the plan must be of granularity "operations": trace the model, or use "layer_spans"')
     updates = [operation.name for operation in graph.operations if operation.kind == "update"]
     if updates:
         raise InvalidOptionError(
-            f'torch.utils.checkpoint would do "{updates[0]}" again when it recomputes: use the plan itself,'
+            f'torch.utils.checkpoint would repeat "{updates[0]}" when it recomputes: use the plan itself,'
             " or keep the module that does it out of the region"
         )
     calls = [operation for operation in graph.operations if _is_call_in(operation, module)]
     if not calls:
         raise InvalidOptionError(
-            f'the plan knows no operation of a module "{module}": name another one. If TorchDynamo captured the model,'
-            " it knows those that read parameters only: take the whole model"
+            f'the plan has no operation of a module "{module}": name another one. If TorchDynamo captured the model,'
+            " only operations that read a parameter have a module: use the whole model"
         )
     keep = _saved_calls(graph, plan.saved)
     decisions: dict[Key, list[bool]] = defaultdict(list)
@@ -149,7 +153,7 @@ def selective_contexts(plan: Plan, module: str = "") -> Callable[[], Contexts]:
             if operator._schema.is_mutable and kept_storages & storage_keys(_tensors(args[0])):
                 raise ExecutionError(
                     f"{operator} changes a saved tensor in place, and torch would recompute with the changed one:"
-                    " let it make a new tensor, for example with inplace=False"
+                    " let it return a new tensor, for example with inplace=False"
                 )
             known = decisions.get(key, ())
             if number >= len(known) or not known[number]:
@@ -157,7 +161,7 @@ def selective_contexts(plan: Plan, module: str = "") -> Callable[[], Contexts]:
             kept_storages.update(storage_keys(_tensors(context.op_output)))
             return CheckpointPolicy.MUST_SAVE
 
-        # Torch's own check would refuse every call that works in place, even on a tensor that is not kept.
+        # Torch's own check would reject every in-place call, even on a tensor that is not kept.
         return create_selective_checkpoint_contexts(policy, allow_cache_entry_mutation=True)  # type: ignore[no-any-return, no-untyped-call]
 
     return contexts
@@ -173,15 +177,15 @@ def _is_call_in(operation: Operation, module: str) -> bool:
 
 
 def _saved_calls(graph: Graph, saved: Iterable[str]) -> set[str]:
-    """Return the operations that torch must save: what the plan saves less its views, and what must not run again."""
-    makers = {output: operation for operation in graph.operations for output in operation.outputs}
+    """Return the operations that torch must save: those that the plan saves, without views, and those that run once."""
+    producers = {output: operation for operation in graph.operations for output in operation.outputs}
     required = {graph.operations[i].name for i in graph.index.required}
     keep = {name for name in required if graph.operation(name).kind == "batch norm update"}
     keep.update(operation.name for operation in graph.operations if not operation.repeatable)
     for tensor in saved:
-        operation = makers[tensor]
-        while _is_view(operation.signature) and operation.inputs[0] in makers:
-            operation = makers[operation.inputs[0]]
+        operation = producers[tensor]
+        while _is_view(operation.signature) and operation.inputs[0] in producers:
+            operation = producers[operation.inputs[0]]
         if operation.name not in required and not _is_view(operation.signature):
             keep.add(operation.name)
     return keep
@@ -199,6 +203,6 @@ def _key_of_signature(signature: str) -> Key:
 
 
 def _canonical(operator: str) -> str:
-    """Return the name of an operator whatever its overload, kernel and kind: `aten.add_.Tensor` is "add"."""
+    """Return an operator's name without overload, kernel and in-place mark: `aten.add_.Tensor` is "add"."""
     name = operator.split(".")[1].removesuffix("_")
     return "batch_norm" if "batch_norm" in name else name

@@ -20,7 +20,7 @@ from scheduler.errors import CaptureError, ExecutionError
 from scheduler.graph import Tensor as GraphTensor
 from scheduler.graph.chain import Chain
 from scheduler.graph.layers import Layer
-from scheduler.pytorch.capture.device_memory import NOTHING_BESIDE, DeviceMemory, read_device_memory
+from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
 from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.layerwise.groups import Gradients, Link, State
@@ -146,7 +146,7 @@ def profile(
     loss: Callable[..., Tensor] | None,
     *,
     timed: bool,
-    memory: DeviceMemory = NOTHING_BESIDE,
+    memory: DeviceMemory = NO_OTHER_MEMORY,
 ) -> Profile:
     """Return the chain of these layers and the links that run it.
 

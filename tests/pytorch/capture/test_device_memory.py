@@ -58,7 +58,7 @@ def test_the_state_is_sized_before_its_first_step_as_after_it(make):
     assert before == counted(traced(model, optimizer=optimizer), "optimizer:")
 
 
-def test_what_stands_beside_the_step_is_named_and_adds_up():
+def test_memory_in_addition_to_the_step_is_named_and_adds_up():
     model = network()
     model[3].bias.requires_grad_(False)
     optimizer = AdamW([{"params": model[0].parameters()}, {"params": model[3].parameters(), "amsgrad": True}])
@@ -98,7 +98,7 @@ def test_an_optimizer_whose_state_cannot_be_found_is_refused_with_what_to_do():
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(InvalidOptionError, match=r"LBFGS cannot take a step .* reserve="):
         traced(model, optimizer=optimizer)
-    with pytest.raises(InvalidOptionError, match=r"torch\.optim\.Optimizer, not str"):
+    with pytest.raises(InvalidOptionError, match=r"torch\.optim\.Optimizer, got str"):
         traced(model, optimizer="AdamW")
     wrapper = SGD(model.parameters())
     wrapper.inner = AdamW(model.parameters())
@@ -108,7 +108,7 @@ def test_an_optimizer_whose_state_cannot_be_found_is_refused_with_what_to_do():
         traced(model, reserve=-1)
 
 
-def test_a_step_of_adamw_and_what_stands_beside_it_take_what_was_predicted():
+def test_a_step_and_its_adamw_need_the_predicted_memory():
     case = make_model("convnet", batch_size=8, width=8, depth=5, size=16)
     optimizer = AdamW(case.module.parameters(), foreach=False)
     module = checkpointed(
@@ -143,7 +143,7 @@ def test_what_the_optimizers_own_step_allocates_is_beyond_the_prediction(foreach
     assert tracker.peak_bytes == (10 if foreach else 3) * 32 * 32 * 4
 
 
-def test_layers_count_what_stands_beside_them_too():
+def test_layers_count_memory_in_addition_to_theirs():
     model = network()
     optimizer = AdamW(model.parameters())
     plain = profile_layers(model, (batch(),), loss=mean_square)
@@ -159,7 +159,7 @@ def test_layers_count_what_stands_beside_them_too():
     assert counted(again.plan.graph, "optimizer:") == expected - 1000
 
 
-def test_a_plan_holds_what_stands_beside_the_step():
+def test_a_plan_states_the_memory_in_addition_to_the_step():
     model = network()
     optimizer = AdamW(model.parameters())
     module = checkpointed(
