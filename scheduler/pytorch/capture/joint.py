@@ -72,6 +72,8 @@ class Joint:
     functional : bool
         Whether calls must stay as they are: none writes over its input, updates running
         statistics, or draws random numbers a second time.
+    counters : tuple of str
+        Qualified names of attributes that forward changes and that have no effect.
     """
 
     module: fx.GraphModule
@@ -85,3 +87,4 @@ class Joint:
     signature: Signature
     route: Route
     functional: bool = False
+    counters: tuple[str, ...] = ()

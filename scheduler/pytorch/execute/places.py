@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from torch import Tensor, nn
 
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.joint import Source
+from scheduler.pytorch.execute.guards import tensor_key
 
 
 class Place:
@@ -50,6 +52,45 @@ class Place:
     def is_shared(self, tensor: Tensor) -> bool:
         """Return whether all names of the tensor still refer to this one."""
         return len(self._holders) < 2 or all(holder[key] is tensor for holder, key in self._holders)
+
+
+class TensorKeys:
+    """The tensors in some places, as they were when the plan was made.
+
+    Parameters
+    ----------
+    places : sequence of Place
+        None of them in the arguments of a call.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._planned = [(place, tensor_key(place.find(()))) for place in places]
+        self._note()
+
+    def _note(self) -> None:
+        self._tensors = [place.find(()) for place, _ in self._planned]
+        self._state = self._read_state()
+
+    def _read_state(self) -> tuple[list[bool], list[int]]:
+        return list(map(_REQUIRES_GRAD, self._tensors)), list(map(Tensor.data_ptr, self._tensors))
+
+    def are_untouched(self) -> bool:
+        """Return whether no tensor, if all are the same objects, has got other data or another requires_grad."""
+        return self._read_state() == self._state
+
+    def difference(self) -> str:
+        """Return which tensor has another shape, dtype, device or requires_grad; "" if none has."""
+        for place, key in self._planned:
+            tensor = place.find(())
+            if tensor_key(tensor) != key:
+                return f'{place.source.kind} "{place.source.names[0]}" is {tensor_key(tensor)}, but the plan has {key}'
+            if not place.is_shared(tensor):
+                return f"{', '.join(place.source.names)} were one tensor when the plan was made"
+        self._note()
+        return ""
+
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def places_of(module: nn.Module, captured: Capture, names: Sequence[str]) -> list[Place]:

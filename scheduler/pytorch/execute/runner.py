@@ -18,10 +18,12 @@ from torch.utils import _pytree as pytree
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.joint import TENSOR
 from scheduler.pytorch.execute.codegen import generate
-from scheduler.pytorch.execute.guards import check_single_backward, tensor_key
+from scheduler.pytorch.execute.guards import check_single_backward
 from scheduler.pytorch.execute.module import CheckpointedModule, ModuleSettings
-from scheduler.pytorch.execute.places import Place, places_of
+from scheduler.pytorch.execute.places import Place, TensorKeys, places_of
 from scheduler.pytorch.execute.program import Program, Segment
+from scheduler.pytorch.guards.settings import Settings
+from scheduler.pytorch.guards.watch import Watch
 from scheduler.schedule import Schedule
 
 
@@ -83,7 +85,7 @@ class _ProgramRunner:
         Positions of the outputs that receive a gradient.
     """
 
-    def __init__(self, module: nn.Module, captured: Capture, program: Program) -> None:
+    def __init__(self, module: CheckpointedModule, captured: Capture, program: Program) -> None:
         self.program = program
         self.differentiable = set(program.tangents.outputs)
         resident = captured.lowered.resident
@@ -91,21 +93,23 @@ class _ProgramRunner:
         self._forward_places = [self._places[name] for name in program.forward.resident]
         self._output_places = [self._places.get(name) for name in program.outputs]
         self._segments = [_SegmentPlaces(module, captured, segment) for segment in program.backward]
-        self._planned = [
-            (place, tensor_key(place.find(()))) for place in self._places.values() if place.source.kind != "input"
-        ]
+        self._watch = Watch(module.module, module.loss, ignore=captured.joint.counters)
+        self._settings = Settings()
+        kept = [place for place in self._places.values() if place.source.kind != "input"]
+        self._registered = TensorKeys([place for place in kept if place.source.kind != "constant"])
+        self._constants = TensorKeys([place for place in kept if place.source.kind == "constant"])
+        self._renewals = self._watch.renewals
         self._output_spec = captured.joint.output_spec
         self._output_leaves = captured.joint.output_leaves
 
     def difference(self) -> str:
-        """Return what differs in parameters, buffers and constants, "" if nothing does."""
-        for place, key in self._planned:
-            tensor = place.find(())
-            if tensor_key(tensor) != key:
-                return f'{place.source.kind} "{place.source.names[0]}" is {tensor_key(tensor)}, but the plan has {key}'
-            if not place.is_shared(tensor):
-                return f"{', '.join(place.source.names)} were one tensor when the plan was made"
-        return ""
+        """Return what differs in the model, its tensors, or the settings of torch; "" if nothing does."""
+        if found := self._watch.difference() or self._settings.difference():
+            return found
+        if self._watch.renewals == self._renewals and self._registered.are_untouched():
+            return self._constants.difference()
+        self._renewals = self._watch.renewals
+        return self._registered.difference() or self._constants.difference()
 
     def run(self, inputs: Sequence[Tensor]) -> object:
         """Run the forward on these inputs and return the module's outputs."""

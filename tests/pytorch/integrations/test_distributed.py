@@ -134,17 +134,17 @@ def sharded(rank: int) -> dict[str, object]:
     shards = 2 * BLOCKS * unit // PROCESSES  # of parameters and of gradients
     gathered = 2 * unit  # buffers of two all-gathers
     scattered = 2 * unit + unit // PROCESSES  # inputs of two reduce-scatters and an output
-    stages: list[sc.PipelineStagePlan] = []
+    made: list[sc.PipelineStagePlan] = []
 
     def make() -> Plan:
         graph = trace(model[1], example, costs="flops", workspaces=True, reserve=shards + gathered + scattered)
-        stages.extend(sc.plan_pipeline([graph], "60%", BLOCKS, time_limit=2.0))
-        return stages[0].plan
+        made.extend(sc.plan_pipeline([graph], "60%", BLOCKS, time_limit=2.0))
+        return made[0].plan
 
     plan = share_plan(make if rank == 0 else not_called)
     found = train(rank, in_units(model, plan, example), mean_square, input_gradient=True)
     counts = [count_gathers(rank, module) for module in (model, in_units(network()))]
-    claims = [(stage.budget_bytes, stage.peak_bytes) for stage in stages]
+    claims = [(stage.budget_bytes, stage.peak_bytes) for stage in made]
     return {**found, "digest": plan.digest, "claims": claims, "gathers": counts}
 
 
@@ -200,15 +200,15 @@ def reducing(rank: int) -> dict[str, object]:
     measured = trace(Meets(), (x,)) if rank == 0 else None  # on one process: measuring must not wait for the other
     try:
         trace(ReducesInPlace(), (x,), costs="flops")
-        rejection = ""
+        refusal = ""
     except CaptureError as error:
-        rejection = str(error)
+        refusal = str(error)
     return {
         "results": results,
         "recomputed": recomputed,
         "once": once,
         "times": [] if measured is None else [operation.time for operation in measured.operations],
-        "rejection": rejection,
+        "refusal": refusal,
     }
 
 
@@ -220,7 +220,7 @@ def sharing(rank: int) -> dict[str, object]:
         sc.make_plan(chain, 1)
         raise AssertionError
 
-    errors = {"failed": error_of(lambda: share_plan(fail if rank == 1 else not_called, source=1))}
+    errors = {"made": error_of(lambda: share_plan(fail if rank == 1 else not_called, source=1))}
     original = json.loads
 
     def other(text: str) -> object:
@@ -262,9 +262,9 @@ def as_in_readme(rank: int) -> dict[str, object]:
 def compiled(rank: int) -> dict[str, object]:
     """Train a compiled model under DistributedDataParallel; then compile around it."""
     fast = {"solver": "greedy", "time_limit": 5.0}
-    inside, around = backend("60%", **fast), backend("60%", **fast)
-    found = train(rank, DistributedDataParallel(torch.compile(network(), backend=inside)), mean_square)
-    (graph,) = inside.plans
+    made, around = backend("60%", **fast), backend("60%", **fast)
+    found = train(rank, DistributedDataParallel(torch.compile(network(), backend=made)), mean_square)
+    (graph,) = made.plans
     outside = train(rank, torch.compile(DistributedDataParallel(network()), backend=around), mean_square)
     return {
         **found,
@@ -282,11 +282,11 @@ def split_at_buckets(rank: int) -> dict[str, object]:
 
     def run(**options: object) -> dict[str, object]:
         torch._dynamo.reset()
-        compiler = backend(**options)
-        module = DistributedDataParallel(torch.compile(model, backend=compiler), bucket_cap_mb=1)
+        made = backend(**options)
+        module = DistributedDataParallel(torch.compile(model, backend=made), bucket_cap_mb=1)
         losses: list[float] = []
         error = error_of(lambda: losses.append(mean_square(module(x)).item()))
-        plans = [graph.plan for graph in compiler.plans]
+        plans = [graph.plan for graph in made.plans]
         return {
             "error": error,
             "losses": losses,
@@ -302,7 +302,7 @@ def split_at_buckets(rank: int) -> dict[str, object]:
     return {
         "plain": mean_square(model(x)).item(),
         "whole": whole,
-        "rejected": run(budget="100%", solver="save-all"),
+        "refused": run(budget="100%", solver="save-all"),
         "shared": run(budget=resident + whole["needs"] * 4 // 5, solver="greedy", graph_breaks="share"),
     }
 
@@ -400,13 +400,13 @@ def test_a_collective_is_never_recomputed(outcome):
 
 def test_a_collective_in_place_is_rejected(outcome):
     for found in outcome(reducing):
-        assert '"c10d.allreduce_.default" for its side effects' in found["rejection"]
+        assert '"c10d.allreduce_.default" for its side effects' in found["refusal"]
 
 
 def test_an_error_on_one_process_is_reported_on_all(outcome):
     one, other = outcome(sharing)
-    assert one["failed"].startswith("ExecutionError: process 1, which makes the plan for all, failed: BudgetTooSmall")
-    assert other["failed"].startswith("BudgetTooSmallError: ")
+    assert one["made"].startswith("ExecutionError: process 1, which makes the plan for all, failed: BudgetTooSmall")
+    assert other["made"].startswith("BudgetTooSmallError: ")
     for errors in (one, other):
         assert errors["differs"].startswith("PlanMismatchError: the processes do not have the same plan")
         assert "its digest differs" in errors["differs"]
@@ -427,7 +427,7 @@ def test_a_model_compiled_inside_ddp_follows_a_plan(outcome):
 
 def test_a_graph_that_is_split_at_buckets_is_rejected_or_shares_the_budget(outcome):
     for found in outcome(split_at_buckets):
-        assert "unless torch._dynamo.config.optimize_ddp is False" in found["rejected"]["error"]
+        assert "unless torch._dynamo.config.optimize_ddp is False" in found["refused"]["error"]
         whole, shared = found["whole"], found["shared"]
         assert not shared["error"]
         assert shared["losses"] == pytest.approx([found["plain"]])

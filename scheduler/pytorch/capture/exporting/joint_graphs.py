@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -77,9 +78,9 @@ def export_joint(
                 exported = _export(step, tensors)
             except Exception as error:
                 raise CaptureError(_describe_failure(module, direct, error)) from error
-        _check_state(attributes, step, tensors, exported, route)
+        counters = _check_state(attributes, step, tensors, exported, route)
         rewrite(exported)
-        joint = _read_joint(exported, step, route)
+        joint = replace(_read_joint(exported, step, route), counters=counters)
     if loss is not None:
         _check_loss(joint)
     return joint
@@ -236,15 +237,18 @@ def _check_module(module: object, tensors: Sequence[Tensor]) -> None:
 
 def _check_state(
     attributes: Attributes, step: FlatStep, tensors: Sequence[Tensor], exported: fx.GraphModule, route: Route
-) -> None:
-    """Refuse a forward whose result depends on what an earlier forward left behind."""
+) -> tuple[str, ...]:
+    """Refuse a forward whose result depends on what an earlier forward left behind; return what only counts."""
+    counters: tuple[str, ...] = ()
     changed = {name: value for name, value in attributes.changed().items() if not isinstance(value, Tensor)}
     if any(map(is_number, changed.values())) and route == "direct":
         again = _export(step, tensors)
-        if again.code == exported.code:  # the numbers have changed once more without any effect
+        if again.code == exported.code:  # the numbers have changed once more without effect: forward only counts
+            counters = tuple(name for name, value in changed.items() if is_number(value))
             changed = {name: value for name, value in changed.items() if not is_number(value)}
     if names := [*changed, *step.constants_read_and_replaced(exported)]:
         raise CaptureError(describe_kept(names))
+    return counters
 
 
 def _check_loss(joint: Joint) -> None:
