@@ -1,4 +1,4 @@
-"""Kernels compiled by numba, and its cache, whose failures cost time but no answer."""
+"""Compile kernels with numba and cache them; a fault of the cache costs time but never an answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import numba
 import numpy as np
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.types import BaseNamedTuple
 
 from scheduler.solvers.deadline import clock
 
 Function = Callable[..., Any]
 
 
-class _StopTheClock(event.Listener):
-    """Keep compiling out of the time that a search has."""
+class _PauseClock(event.Listener):
+    """Pause the clock of all searches while numba compiles."""
 
     def on_start(self, event: object) -> None:
         clock.pause()
@@ -28,16 +29,17 @@ class _StopTheClock(event.Listener):
 
 
 _register: Any = event.register
-_register("numba:compile", _StopTheClock())
+_register("numba:compile", _PauseClock())
 
 
 def compiled(**options: bool) -> Callable[[Function], Function]:
     """Return a decorator that compiles a kernel on its first call, or takes it from numba's cache.
 
-    A kernel is compiled again when its file has changed, or a kernel that it calls, or a
-    constant that they name, in whatever file. Where no folder can be written to, each process
-    compiles for itself; where the disk is full, what was compiled is used and not kept; a
-    damaged file in the cache is not read.
+    A kernel is compiled again if its file has changed, or a kernel that it calls in any file, or
+    a constant or a named tuple that they name or take. If no folder can be written to, each
+    process compiles for itself; if the disk is full, compiled code is used and not kept; a
+    damaged file in the cache is ignored. With a version of numba whose cache differs from the
+    tested ones (see pyproject.toml), kernels are compiled in each process.
 
     Parameters
     ----------
@@ -50,18 +52,27 @@ def compiled(**options: bool) -> Callable[[Function], Function]:
 
     def compile_lazily(function: Function) -> Function:
         kernel = njit(**options)(function)
-        with suppress(RuntimeError):  # numba's word for: no folder can be written to
-            kernel._cache = _forgiving(_knowing(cache_of(function), kernel))
+        # RuntimeError: no folder can be written to. AttributeError: numba's private names have changed.
+        with suppress(RuntimeError, AttributeError):
+            cache = _fault_tolerant(_keyed_by_content(cache_of(function), kernel))
+            if hasattr(kernel, "_cache"):
+                kernel._cache = cache
         return cast(Function, kernel)
 
     return compile_lazily
 
 
-def _knowing(cache: Any, kernel: Any) -> Any:
-    """Let numba's cache, which knows the kernel's own file, know all that it is compiled from."""
+def _keyed_by_content(cache: Any, kernel: Any) -> Any:
+    """Make numba's cache, which checks the kernel's own file, check everything that it is compiled from."""
     key = cache._index_key
-    cache._index_key = lambda *signature: (key(*signature), _fingerprint(kernel))
+    cache._index_key = lambda signature, codegen: (key(signature, codegen), _layout(signature), _fingerprint(kernel))
     return cache
+
+
+def _layout(types: Any) -> str:
+    """Return the names of the fields of all named tuples among some argument types, inner ones included."""
+    named: list[Any] = [kind for kind in types if isinstance(kind, BaseNamedTuple)]
+    return repr([(kind.fields, _layout(kind)) for kind in named])
 
 
 def _fingerprint(kernel: Any) -> str:
@@ -76,19 +87,21 @@ def _fingerprint(kernel: Any) -> str:
             value = function.__globals__.get(name)
             if isinstance(value, (int, float, tuple, np.generic)):
                 digest.update(f"{name}={value!r}".encode())
+            elif hasattr(value, "_fields"):
+                digest.update(f"{name}={value._fields}".encode())
             elif hasattr(value, "py_func") and value not in kernels:
                 kernels.append(value)
     return digest.hexdigest()
 
 
-def _forgiving(cache: Any) -> Any:
-    """Keep the errors of numba's cache from becoming those of the solver."""
+def _fault_tolerant(cache: Any) -> Any:
+    """Keep the errors of numba's cache from becoming errors of the solver."""
     load, save = cache.load_overload, cache.save_overload
 
     def load_if_whole(*kernel: object) -> object:
         try:
             return load(*kernel)
-        except Exception:  # whatever reading a damaged pickle raises
+        except Exception:  # any that reading a damaged pickle raises
             return None
 
     def save_if_possible(*kernel: object) -> None:

@@ -1,16 +1,17 @@
-"""Compiled kernels: compiling takes none of a search's time, and what is kept serves while its parts are the same."""
+"""Compiled kernels: compiling takes none of a search's time, and cached code is used only while nothing changed."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numba
 import pytest
 
-import scheduler.solvers.jit  # noqa: F401  # where the clock hears of compiling
+from scheduler.solvers import jit  # pauses the clock while numba compiles
 from scheduler.solvers.deadline import Deadline
 from tests.support.fake_clock import FakeClock
 from tests.support.paths import ROOT
@@ -32,7 +33,23 @@ def leap(x):
 def later(x):
     return STEP * x
 """
-ASKS = "import whole; print(whole.leap(1), sum(whole.leap.stats.cache_hits.values()))"
+QUESTION = "import whole; print(whole.leap(1), sum(whole.leap.stats.cache_hits.values()))"
+PAIR = """
+from typing import NamedTuple
+class Pair(NamedTuple):
+    {fields[0]}: int
+    {fields[1]}: int
+"""
+TAKES_PAIR = """
+from pair import Pair
+from scheduler.solvers.jit import compiled
+@compiled()
+def advance(pair):
+    return pair.first - pair.second
+@compiled()
+def leap(x):
+    return advance(Pair(x, 10 * x))
+"""
 
 
 def test_compiling_takes_no_time_from_a_search() -> None:
@@ -59,14 +76,19 @@ def test_compiling_takes_no_time_from_a_search() -> None:
         assert 60.0 - deadline.remaining >= compiling
 
 
-def answer(folder: Path, *, step: int, amount: int) -> list[int]:
-    """What the kernel says in a process of its own, and how many compiled kernels it took from the cache."""
-    (folder / "parts.py").write_text(PARTS.format(step=step, amount=amount))
+def ask(folder: Path, question: str) -> list[int]:
+    """Run a question in a process of its own; return the numbers that it prints."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     asked = subprocess.run(
-        [sys.executable, "-c", ASKS], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", question], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
     return [int(word) for word in asked.stdout.split()]
+
+
+def answer(folder: Path, *, step: int, amount: int) -> list[int]:
+    """What the kernel returns, and how many compiled kernels it took from the cache."""
+    (folder / "parts.py").write_text(PARTS.format(step=step, amount=amount))
+    return ask(folder, QUESTION)
 
 
 @pytest.mark.parametrize(("step", "amount", "expected"), [(2, 5, [12, 0]), (3, 1, [6, 0]), (2, 1, [4, 1])])
@@ -76,3 +98,39 @@ def test_a_kernel_is_compiled_again_where_what_it_calls_in_another_file_has_chan
     (tmp_path / "whole.py").write_text(WHOLE)
     assert answer(tmp_path, step=2, amount=1) == [4, 0]
     assert answer(tmp_path, step=step, amount=amount) == expected
+
+
+@pytest.mark.parametrize("question", [QUESTION, "import pair, whole; print(whole.advance(pair.Pair(1, 10)), 0)"])
+def test_a_kernel_is_compiled_again_where_the_fields_of_a_named_tuple_have_another_order(
+    tmp_path: Path, question: str
+) -> None:
+    (tmp_path / "whole.py").write_text(TAKES_PAIR)
+    (tmp_path / "pair.py").write_text(PAIR.format(fields=("first", "second")))
+    assert ask(tmp_path, question) == [-9, 0]
+    (tmp_path / "pair.py").write_text(PAIR.format(fields=("second", "first")))
+    assert ask(tmp_path, question) == [9, 0]
+
+
+@pytest.mark.parametrize("missing", ["_index_key", "load_overload", "save_overload"])
+def test_without_the_private_names_of_numba_a_kernel_is_compiled_and_not_cached(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OtherCache:
+        """The cache of a version of numba that lacks one name."""
+
+        def __init__(self, function: object) -> None:
+            for name in {"_index_key", "load_overload", "save_overload"} - {missing}:
+                setattr(self, name, None)
+
+    monkeypatch.setattr(jit, "FunctionCache", OtherCache)
+    kernel = jit.compiled()(lambda x: x + 1)
+    assert kernel(1) == 2
+    assert not kernel.stats.cache_hits
+    assert not isinstance(kernel._cache, OtherCache)
+
+
+def test_the_version_of_numba_is_bounded() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (needed,) = [line for line in pyproject["project"]["dependencies"] if line.startswith("numba")]
+    assert ">=0.61,<0.69" in needed
+    assert (0, 61) <= tuple(map(int, numba.__version__.split(".")[:2])) < (0, 69)
