@@ -1,0 +1,1 @@
+"""Published methods for comparison, one per module, and the tools that they share."""

@@ -1,4 +1,4 @@
-"""The costs of a chain in arrays, and its distinct states: what the kernels of `dp` work on."""
+"""The costs of a chain in arrays and its distinct states, on which the kernels of `dp` work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,57 @@ from scheduler.graph.layers import Layer
 from scheduler.solvers.scaling import common_power_of_two
 
 _FINEST = 2.0**-40
-_CHUNK = 100_000
+"""Finest quantum, as a share of the time of the step."""
+_CHUNK_WORK = 100_000
+"""States times their splits between two looks at the clock."""
 
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+class ChainArrays(NamedTuple):
+    """The costs of n layers in arrays, for the compiled kernels; layer i leads from x_i to x_(i+1).
+
+    Bytes are exact; times are in quanta. The modes of layer i are those from `first_mode[i]` to
+    `first_mode[i + 1]`, and its ways those from `first_way[i]` to `first_way[i + 1]`. A way is
+    a forward run that keeps nothing; those of a layer are a frontier: bytes ascend and times descend.
+
+    Attributes
+    ----------
+    output_bytes : ndarray of int64, shape (n + 1,)
+        Bytes of x_i; 0 for x_0, which is resident.
+    gradient_bytes : ndarray of int64, shape (n + 1,)
+        Bytes of g_i, the gradient of x_i; 0 for g_0 if the chain's input needs none.
+    parameter_gradients_before : ndarray of int64, shape (n + 1,)
+        Bytes of the parameter gradients of the layers before i.
+    live_gradients : ndarray of int64, shape (n + 1,)
+        Bytes of the gradients that are live once the layers from i on have run backward, less
+        those of all parameters: g_i less `parameter_gradients_before[i]`. For i = n, before the
+        loss, without g_n.
+    first_mode : ndarray of int64, shape (n + 1,)
+    saved_bytes, forward_workspace_bytes, backward_workspace_bytes : ndarray of int64, shape (modes,)
+    extra_time : ndarray of int64, shape (modes,)
+        Forward and backward time over those of the layer's fastest mode.
+    first_way : ndarray of int64, shape (n + 1,)
+    way_bytes, way_time : ndarray of int64, shape (ways,)
+        Bytes in addition to input and output, and time.
+    keeps_input, keeps_output : ndarray of bool, shape (n,)
+    """
+
+    output_bytes: Ints
+    gradient_bytes: Ints
+    parameter_gradients_before: Ints
+    live_gradients: Ints
+    first_mode: Ints
+    saved_bytes: Ints
+    forward_workspace_bytes: Ints
+    backward_workspace_bytes: Ints
+    extra_time: Ints
+    first_way: Ints
+    way_bytes: Ints
+    way_time: Ints
+    keeps_input: Flags
+    keeps_output: Flags
 
 
 @dataclass(frozen=True)
@@ -28,18 +76,17 @@ class ChainCosts:
     Attributes
     ----------
     layers : int
-    arrays : tuple of ndarray
-        See `chain_kernels`.
+    arrays : ChainArrays
     quantum : float
-        Times are whole multiples of it, rounded down: a power of two that keeps them exact
-        where they are not too fine, else 2^-40 of the time of the whole step.
+        Times are multiples of it, rounded down: a power of two that keeps them exact unless
+        they are too fine, then 2^-40 of the time of the whole step.
     base : int
-        Time of each layer's fastest mode, once: what extra times come on top of.
+        Time of each layer's fastest mode, once; extra times are counted from it.
     resident_bytes : int
     """
 
     layers: int
-    arrays: tuple[npt.NDArray[Any], ...]
+    arrays: ChainArrays
     quantum: float
     base: int
     resident_bytes: int
@@ -53,42 +100,46 @@ def chain_costs(chain: Chain) -> ChainCosts:
     """Return the costs of a chain in integers."""
     layers = chain.layers
     modes = [layer.all_modes for layer in layers]
-    times = [time for ways in modes for mode in ways for time in (mode.forward_time, mode.backward_time)]
+    times = [time for options in modes for mode in options for time in (mode.forward_time, mode.backward_time)]
     quantum = _quantum([*times, *(layer.forward_without_saving_time for layer in layers)])
-    whole = [[_whole(m.forward_time, quantum) + _whole(m.backward_time, quantum) for m in ways] for ways in modes]
+    mode_times = [
+        [_in_quanta(mode.forward_time, quantum) + _in_quanta(mode.backward_time, quantum) for mode in options]
+        for options in modes
+    ]
     ways = [_ways(layer, quantum) for layer in layers]
-    gradient = chain.input_bytes if chain.input_needs_gradient else 0
-    arrays = (
-        _ints([0, *(layer.output_bytes for layer in layers)]),
-        _ints([gradient, *(layer.gradient_bytes for layer in layers)]),
-        _starts([layer.parameter_gradient_bytes for layer in layers]),
-        _starts([len(entry) for entry in modes]),
-        _ints([mode.saved_bytes for entry in modes for mode in entry]),
-        _ints([mode.forward_workspace_bytes for entry in modes for mode in entry]),
-        _ints([mode.backward_workspace_bytes for entry in modes for mode in entry]),
-        _ints([time - min(entry) for entry in whole for time in entry]),
-        _starts([len(entry) for entry in ways]),
-        _ints([need for entry in ways for need, _ in entry]),
-        _ints([time for entry in ways for _, time in entry]),
-        np.array([layer.keeps_input for layer in layers]),
-        np.array([layer.keeps_output for layer in layers]),
+    gradients = [chain.input_bytes if chain.input_needs_gradient else 0, *(layer.gradient_bytes for layer in layers)]
+    parameter_gradients_before = _starts([layer.parameter_gradient_bytes for layer in layers])
+    arrays = ChainArrays(
+        output_bytes=_ints([0, *(layer.output_bytes for layer in layers)]),
+        gradient_bytes=_ints(gradients),
+        parameter_gradients_before=parameter_gradients_before,
+        live_gradients=_ints([*gradients[:-1], 0]) - parameter_gradients_before,
+        first_mode=_starts([len(options) for options in modes]),
+        saved_bytes=_ints([mode.saved_bytes for options in modes for mode in options]),
+        forward_workspace_bytes=_ints([mode.forward_workspace_bytes for options in modes for mode in options]),
+        backward_workspace_bytes=_ints([mode.backward_workspace_bytes for options in modes for mode in options]),
+        extra_time=_ints([time - min(options) for options in mode_times for time in options]),
+        first_way=_starts([len(frontier) for frontier in ways]),
+        way_bytes=_ints([need for frontier in ways for need, _ in frontier]),
+        way_time=_ints([time for frontier in ways for _, time in frontier]),
+        keeps_input=np.array([layer.keeps_input for layer in layers]),
+        keeps_output=np.array([layer.keeps_output for layer in layers]),
     )
-    base = sum(min(entry) for entry in whole)
+    base = sum(min(options) for options in mode_times)
     return ChainCosts(len(layers), arrays, quantum, base, chain.graph.resident_bytes)
 
 
-@dataclass(frozen=True)
-class ChainStates:
-    """The distinct states (a, b, h) of a chain; repeated layers share theirs.
+class ChainStates(NamedTuple):
+    """The distinct states (a, b, h) of a chain; repeated layers share theirs. The kernels take it as it is.
 
     Attributes
     ----------
-    first, last, held : ndarray of int32
+    first, last, held : ndarray of int32, shape (states,)
         a, b and h of one state of each kind, by ascending length.
     numbers : ndarray of int32, shape (2, n, n)
         The state of each (h, a, b).
     starts : ndarray of int64, shape (n + 1,)
-        Where the states of each length begin.
+        Number of the first state of each length.
     """
 
     first: npt.NDArray[np.int32]
@@ -97,17 +148,12 @@ class ChainStates:
     numbers: npt.NDArray[np.int32]
     starts: Ints
 
-    @property
-    def arrays(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """The fields a, b, h, for the kernels."""
-        return self.first, self.last, self.held
-
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Yield ranges of states, by ascending length, each of a fraction of a second's work."""
+        """Yield ranges of states, by ascending length, each a fraction of a second of work."""
         begin, work = 0, 0
         for length, (low, high) in enumerate(pairwise(self.starts.tolist())):
             work += (high - low) * (length + 1)
-            if work > _CHUNK:
+            if work > _CHUNK_WORK:
                 yield begin, high
                 begin, work = high, 0
         if begin < len(self.first):
@@ -118,12 +164,12 @@ def chain_states(costs: ChainCosts) -> ChainStates:
     """Return the distinct states of a chain.
 
     Two states are the same if their layers have the same costs in the same order, inputs
-    included, and both or neither end the chain. Whether somebody else holds x_a matters
+    included, and both or neither end the chain. Whether x_a is held from outside matters
     only if layer a does not keep it.
     """
     n = costs.layers
     kinds = _kinds(costs)
-    keeps_input = costs.arrays[11]
+    keeps_input = costs.arrays.keeps_input
     numbers = np.full((2, n, n), -1, np.int32)
     parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]] = []
     starts = [0]
@@ -135,7 +181,7 @@ def chain_states(costs: ChainCosts) -> ChainStates:
             pair = classes[: len(a)] * np.int64(n + 1) + kinds[b]
             classes = np.unique(pair, return_inverse=True)[1].astype(np.int64)
         ended = classes.copy()
-        ended[-1] = len(a)  # the state that ends the chain is like no other
+        ended[-1] = len(a)  # the state that ends the chain differs from all others
         _, representative, inverse = np.unique(ended, return_index=True, return_inverse=True)
         offset = starts[-1]
         numbers[0, a, b] = numbers[1, a, b] = offset + inverse
@@ -154,31 +200,29 @@ def chain_states(costs: ChainCosts) -> ChainStates:
 
 def most_bytes(costs: ChainCosts, states: ChainStates, budget: int) -> Ints:
     """Return, per state, the most bytes that any schedule within the budget can leave it."""
-    x, g, p = costs.arrays[:3]
-    n = costs.layers
+    live = costs.arrays.live_gradients
     most = np.full(len(states.first), -1, np.int64)
-    a, b = np.triu_indices(n)
-    free = budget - x[a] - np.where(b == n - 1, 0, g[b + 1]) - (p[n] - p[b + 1])
+    a, b = np.triu_indices(costs.layers)
+    free = budget - costs.arrays.output_bytes[a] - (live[b + 1] - live[-1])
     for h in range(2):
         np.maximum.at(most, states.numbers[h, a, b], free)
     return most
 
 
 def grid_of(costs: ChainCosts, states: ChainStates, most: Ints, slots: int) -> tuple[Ints, int, int]:
-    """Return offsets per state, the bytes of a slot, and the highest slot, for `chain_tables`.
+    """Return offsets per state, the bytes of a slot, and the highest slot, for `grid_bounds`.
 
     An offset counts x_a and g_(b+1), less the parameter gradients of a..b: so the layers
-    before a split stand in the slot of the whole. To it comes, modulo a slot, what the layers
-    before a save: so going from a to a + 1 by saving rounds nothing either. For repeated
-    layers that works if what one period saves is whole slots.
+    before a split are in the same slot as the whole. Added to it, modulo a slot, are the bytes
+    that the layers before a save: so going from a to a + 1 by saving rounds nothing either.
+    For repeated layers that works if one period saves an integer number of slots.
     """
-    x, g, p, first_mode = costs.arrays[:4]
-    n = costs.layers
+    arrays = costs.arrays
+    x, p = arrays.output_bytes, arrays.parameter_gradients_before
     a, b = states.first, states.last
-    content = np.where(b == n - 1, 0, g[b + 1]) + x[a] - (p[b + 1] - p[a])
-    saved, extra, keeps_input = costs.arrays[4], costs.arrays[7], costs.arrays[11]
-    fastest = [int(low + np.argmin(extra[low:high])) for low, high in pairwise(first_mode)]
-    steps = saved[fastest] + np.where(keeps_input, x[:-1], 0) - np.diff(p)
+    content = x[a] + arrays.live_gradients[b + 1] + p[a]
+    fastest = [int(low + np.argmin(arrays.extra_time[low:high])) for low, high in pairwise(arrays.first_mode)]
+    steps = arrays.saved_bytes[fastest] + np.where(arrays.keeps_input, x[:-1], 0) - np.diff(p)
     before = np.concatenate([[0], np.cumsum(steps)[:-1]])
     kinds = _kinds(costs)
     unit = _unit(x[1:], _period(kinds, before), max(1, int((most + content).max())), slots)
@@ -189,9 +233,9 @@ def grid_of(costs: ChainCosts, states: ChainStates, most: Ints, slots: int) -> t
 
 
 def _unit(outputs: Ints, period: int, top: int, slots: int) -> int:
-    """Return the bytes of a slot, so that there are `slots` to 4 `slots`, of which rounding loses least.
+    """Return the bytes of a slot that lose least to rounding, for `slots` to 4 `slots` of them.
 
-    What is lost: the rest of each checkpoint, and of what each period of the layers saves.
+    Each checkpoint loses its remainder, and so do the bytes that each period of the layers saves.
     """
     sizes, counts = np.unique(outputs[outputs > 0], return_counts=True)
     common = [*sizes[np.argsort(-counts)][:3].tolist(), period]
@@ -218,28 +262,37 @@ def _period(kinds: Ints, before: Ints) -> int:
 
 def _kinds(costs: ChainCosts) -> Ints:
     """Return a number per layer, the same for layers of equal costs with equal inputs."""
-    x, g, p, first_mode, saved, forward_ws, backward_ws, extra, first_way, way_bytes, way_time, ki, ko = costs.arrays
+    arrays = costs.arrays
+    per_mode = (
+        arrays.saved_bytes,
+        arrays.forward_workspace_bytes,
+        arrays.backward_workspace_bytes,
+        arrays.extra_time,
+    )
+    parameter_gradients = np.diff(arrays.parameter_gradients_before)
     known: dict[tuple[object, ...], int] = {}
     kinds = []
     for i in range(costs.layers):
-        modes, ways = slice(first_mode[i], first_mode[i + 1]), slice(first_way[i], first_way[i + 1])
+        modes = slice(arrays.first_mode[i], arrays.first_mode[i + 1])
+        ways = slice(arrays.first_way[i], arrays.first_way[i + 1])
         key = (
-            *(x[i : i + 2].tolist() + g[i : i + 2].tolist()),
-            int(p[i + 1] - p[i]),
-            *(tuple(array[modes].tolist()) for array in (saved, forward_ws, backward_ws, extra)),
-            *(tuple(array[ways].tolist()) for array in (way_bytes, way_time)),
-            bool(ki[i]),
-            bool(ko[i]),
+            *arrays.output_bytes[i : i + 2].tolist(),
+            *arrays.gradient_bytes[i : i + 2].tolist(),
+            int(parameter_gradients[i]),
+            *(tuple(array[modes].tolist()) for array in per_mode),
+            *(tuple(array[ways].tolist()) for array in (arrays.way_bytes, arrays.way_time)),
+            bool(arrays.keeps_input[i]),
+            bool(arrays.keeps_output[i]),
         )
         kinds.append(known.setdefault(key, len(known)))
     return _ints(kinds)
 
 
 def _ways(layer: Layer, quantum: float) -> list[tuple[int, int]]:
-    """Return the frontier of (bytes beside input and output, time) of a forward run that keeps nothing."""
-    ways = [(layer.forward_without_saving_workspace_bytes, _whole(layer.forward_without_saving_time, quantum))]
+    """Return the frontier of (bytes in addition to input and output, time) of a forward run that keeps nothing."""
+    ways = [(layer.forward_without_saving_workspace_bytes, _in_quanta(layer.forward_without_saving_time, quantum))]
     ways += [
-        (mode.saved_bytes + mode.forward_workspace_bytes, _whole(mode.forward_time, quantum))
+        (mode.saved_bytes + mode.forward_workspace_bytes, _in_quanta(mode.forward_time, quantum))
         for mode in layer.all_modes
     ]
     frontier: list[tuple[int, int]] = []
@@ -257,7 +310,7 @@ def _quantum(times: list[float]) -> float:
     return max(coarsest, common_power_of_two(times))
 
 
-def _whole(time: float, quantum: float) -> int:
+def _in_quanta(time: float, quantum: float) -> int:
     return math.floor(time / quantum)
 
 

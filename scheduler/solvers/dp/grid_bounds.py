@@ -1,46 +1,129 @@
-"""Bounds for the solver `dp` on a coarse grid of memory, compiled with numba.
+"""Lower bounds for the solver `dp` on a coarse grid of memory, compiled with numba.
 
-Bytes are rounded to slots of `unit` bytes, always in the schedule's favor, and times to whole
-quanta, down: so both tables are lower bounds. A state with m free bytes stands in slot
-(m + offset) // unit, with an offset of its own. An amount d that a part has more than the
+Bytes are rounded to slots of `unit` bytes, always in the schedule's favor, and times down to
+quanta: so both tables are lower bounds. A state with m free bytes is in slot
+(m + offset) // unit, with an offset of its own. An amount d by which a part has more than the
 whole, offsets included, becomes ceil(d / unit) slots more, and a limit becomes its slot. Any
-offsets give true bounds; `chain_costs.offsets` chooses them so that little is lost by rounding.
-See `chain_kernels` for states and costs.
+offsets give true bounds; `costs.grid_of` chooses them so that little is lost to rounding.
+See `transitions` for states and notation.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
-from scheduler.solvers.dp.kernels import mode_limits, sweeps_from
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.solvers.dp.costs import ChainArrays, ChainStates
+from scheduler.solvers.dp.transitions import (
+    Sweeps,
+    no_sweeps,
+    saving_limits,
+    state_after_saving,
+    sweeps_from,
+)
 from scheduler.solvers.jit import compiled
 
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
 INFINITE = np.float32(2**24)
-"""No solution, or none of interest; below it, 32-bit floats hold whole numbers exactly."""
+"""The entry of a table where there is no useful schedule; below it, 32-bit floats represent integers exactly."""
+
+
+class Grid(NamedTuple):
+    """A grid of memory, and a table with a row for each useful state.
+
+    Attributes
+    ----------
+    offsets : ndarray of int64, shape (states,)
+        Bytes added to a state's own before they are put in slots.
+    unit : int
+        Bytes of a slot.
+    quantum : int
+        Time of a unit in the table.
+    rows : ndarray of int64, shape (states,)
+        Row of each state; -1 for those left out.
+    table : ndarray of float32, shape (rows, slots + 1)
+        Least extra time of a state within a slot.
+    """
+
+    offsets: Ints
+    unit: int
+    quantum: int
+    rows: Ints
+    table: Floats
+
+
+class Steps(NamedTuple):
+    """The first steps of one state, as arrays: first those that save layer a, then those that sweep to a split.
+
+    Attributes
+    ----------
+    right : ndarray of int64
+        Row of the state that follows the step; -1 if none does.
+    left : ndarray of int64
+        Row of the state before the split; -1 after a saving.
+    shift_right, shift_left : ndarray of int64
+        Slots by which these states have more than the whole.
+    low : ndarray of int64
+        First slot with enough bytes for the step.
+    cost : ndarray of float32
+        Extra time of the step, in quanta.
+    """
+
+    right: Ints
+    left: Ints
+    shift_right: Ints
+    shift_left: Ints
+    low: Ints
+    cost: Floats
+
+
+class SweepBounds(NamedTuple):
+    """The least bytes and the least time of the sweep from x_a to x_j, each of shape (n, n)."""
+
+    need: Ints
+    time: Ints
 
 
 @compiled()
-def slots_more(amount, unit, rounding):  # type: ignore[no-untyped-def]
-    """Return an amount of bytes in slots: rounded up with rounding = unit - 1, to the nearest with unit // 2."""
+def sweep_bounds(arrays: ChainArrays) -> SweepBounds:
+    """Return the least bytes and the least time of every sweep; they may belong to different ways."""
+    x = arrays.output_bytes
+    n = len(x) - 1
+    need, time = np.zeros((n, n), np.int64), np.zeros((n, n), np.int64)
+    for a in range(n):
+        for i in range(a, n - 1):
+            live = x[i + 1] + (x[i] if i > a else 0)
+            need[a, i + 1] = max(need[a, i], live + arrays.way_bytes[arrays.first_way[i]])
+            time[a, i + 1] = time[a, i] + arrays.way_time[arrays.first_way[i + 1] - 1]
+    return SweepBounds(need, time)
+
+
+@compiled()
+def in_slots(amount: int, unit: int, rounding: int) -> int:
+    """Return an amount of bytes in slots: rounded up if `rounding` is unit - 1, to the nearest if unit // 2."""
     return (amount + rounding) // unit
 
 
 @compiled()
-def in_quanta(time, quantum):  # type: ignore[no-untyped-def]
-    """Return a time in whole quanta, rounded down."""
+def in_quanta(time: int, quantum: int) -> np.float32:
+    """Return a time in quanta, rounded down."""
     return min(INFINITE, np.float32(time // quantum))
 
 
 @compiled()
-def lower_row(row, part, cost):  # type: ignore[no-untyped-def]
-    """Lower a row to another one plus a cost; apart, so that the loop compiles to vector instructions."""
+def lower_row(row: Floats, part: Floats, cost: np.float32) -> None:
+    """Lower a row to another one plus a cost; a function of its own so that it compiles to vector instructions."""
     for k in range(len(row)):
         value = part[k] + cost
         row[k] = value if value < row[k] else row[k]
 
 
 @compiled()
-def lower_row_by_two(row, part, other, cost):  # type: ignore[no-untyped-def]
+def lower_row_by_two(row: Floats, part: Floats, other: Floats, cost: np.float32) -> None:
     """Lower a row to the sum of two plus a cost."""
     for k in range(len(row)):
         value = part[k] + other[k] + cost
@@ -48,8 +131,8 @@ def lower_row_by_two(row, part, other, cost):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def lower(own, part, low, shift, cost):  # type: ignore[no-untyped-def]
-    """Take, from slot `low` on, the minimum of a row and another one shifted; beyond its end stands its last entry."""
+def lower(own: Floats, part: Floats, low: int, shift: int, cost: np.float32) -> None:
+    """Lower a row from slot `low` on to another one shifted; beyond its end that one has its last entry."""
     slots = len(own) - 1
     end = min(slots, slots - shift) + 1
     if low < end:
@@ -59,20 +142,22 @@ def lower(own, part, low, shift, cost):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def lower_by_two(own, part, other, low, shift, other_shift, cost):  # type: ignore[no-untyped-def]
-    """Take, from slot `low` on, the minimum of a row and the sum of two shifted ones."""
+def lower_by_two(
+    own: Floats, part: Floats, other: Floats, low: int, shift: int, other_shift: int, cost: np.float32
+) -> None:
+    """Lower a row from slot `low` on to the sum of two shifted ones."""
     slots, last = len(part) - 1, len(own) - 1
     end = min(last, slots - max(shift, other_shift)) + 1
     if low < end:
-        theirs, others = part[low + shift : end + shift], other[low + other_shift : end + other_shift]
-        lower_row_by_two(own[low:end], theirs, others, cost)
+        parts, others = part[low + shift : end + shift], other[low + other_shift : end + other_shift]
+        lower_row_by_two(own[low:end], parts, others, cost)
     for k in range(max(low, end), last + 1):
         own[k] = min(own[k], part[min(slots, k + shift)] + other[min(slots, k + other_shift)] + cost)
 
 
 @compiled()
-def push(part, own, low, highest, shift, cost):  # type: ignore[no-untyped-def]
-    """Lower a shifted row to another one, of which the slots low..highest count."""
+def push(part: Floats, own: Floats, low: int, highest: int, shift: int, cost: np.float32) -> None:
+    """Lower a shifted row to the slots low..highest of another one."""
     slots = len(own) - 1
     end = min(highest, slots - shift) + 1
     if low < end:
@@ -82,239 +167,302 @@ def push(part, own, low, highest, shift, cost):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def push_by_two(part, own, other, low, highest, shift, other_shift, cost):  # type: ignore[no-untyped-def]
-    """Lower a shifted row to the sum of another one, of which the slots low..highest count, and a shifted one."""
+def push_by_two(
+    part: Floats, own: Floats, other: Floats, low: int, highest: int, shift: int, other_shift: int, cost: np.float32
+) -> None:
+    """Lower a shifted row to the slots low..highest of the sum of another one and a shifted one."""
     slots = len(own) - 1
     end = min(highest, slots - max(shift, other_shift)) + 1
     if low < end:
-        theirs, others = part[low + shift : end + shift], other[low + other_shift : end + other_shift]
-        lower_row_by_two(theirs, own[low:end], others, cost)
+        parts, others = part[low + shift : end + shift], other[low + other_shift : end + other_shift]
+        lower_row_by_two(parts, own[low:end], others, cost)
     for k in range(max(low, end), highest + 1):
         to = min(slots, k + shift)
         part[to] = min(part[to], own[k] + other[min(slots, k + other_shift)] + cost)
 
 
 @compiled()
-def inside(costs, states, numbers, first, last, rows, grid, sweeps, rounding, table, begin):  # type: ignore[no-untyped-def]
-    """Fill `table[rows[s], k]` for states first..last-1: at least the extra time of state s within slot k.
-
-    That is with `rounding` = unit - 1. With unit // 2 the errors cancel out: no bound, but a
-    good guess. States with rows[s] < 0 are left out. `begin[s]` is the first slot with a value.
-    """
-    x, g, p, first_mode, extra, keeps_output = costs[0], costs[1], costs[2], costs[3], costs[7], costs[12]
-    offsets, unit, quantum = grid
-    sweep_m, sweep_t = sweeps
-    slots = table.shape[1] - 1
-    for s in range(first, last):
-        begin[s] = slots + 1
-        if rows[s] < 0:
-            continue
-        own = table[rows[s]]
-        own[:] = INFINITE
-        a, b, h = states[0][s], states[1][s], states[2][s]
-        offset = offsets[s]
-        for mode in range(first_mode[a], first_mode[a + 1]):
-            need, held = mode_limits(costs, a, b, h, mode)
-            cost = in_quanta(extra[mode], quantum)
-            low = (need + offset) // unit
-            if a == b:
-                for k in range(low, slots + 1):
-                    own[k] = min(own[k], cost)
-                continue
-            number = numbers[1 if keeps_output[a] else 0, a + 1, b]
-            if rows[number] < 0:
-                continue
-            shift = slots_more(offsets[number] - offset - held, unit, rounding)
-            lower(own, table[rows[number]], max(low, -shift), shift, cost)
-        standing = offset - (0 if b == len(x) - 2 else g[b + 1]) + p[b + 1]
-        for j in range(a + 1, b + 1):
-            low = (sweep_m[a, j] + offset) // unit
-            if low > slots:
-                break
-            right, left = numbers[0, j, b], numbers[h, a, j - 1]
-            if rows[right] < 0 or rows[left] < 0:
-                continue
-            shift_right = slots_more(offsets[right] - offset - x[j], unit, rounding)
-            shift_left = slots_more(offsets[left] - g[j] + p[j] - standing, unit, rounding)
-            cost = in_quanta(sweep_t[a, j], quantum)
-            low = max(low, max(begin[right] - shift_right, begin[left] - shift_left))
-            # From `end` on, the row stands no higher than the sum can ever be.
-            least = table[rows[right], slots] + table[rows[left], slots] + cost
-            end = slots + 1
-            if own[slots] <= least:
-                back = max(low, 0)
-                while back < end:
-                    middle = (back + end) // 2
-                    if own[middle] <= least:
-                        end = middle
-                    else:
-                        back = middle + 1
-            if low < end:
-                lower_by_two(own[:end], table[rows[right]], table[rows[left]], low, shift_right, shift_left, cost)
-        for k in range(slots, -1, -1):
-            own[k] = min(own[k], INFINITE)
-            if own[k] < INFINITE:
-                begin[s] = k
+def no_steps(arrays: ChainArrays) -> Steps:
+    """Return space for the steps of any state."""
+    most = len(arrays.output_bytes) + len(arrays.extra_time)
+    numbers = np.empty((5, most), np.int64)
+    return Steps(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], np.empty(most, np.float32))
 
 
 @compiled()
-def outside(costs, states, numbers, first, last, rows, grid, sweeps, limit, table, around):  # type: ignore[no-untyped-def]
-    """Push `around` from states last-1 down to first to their parts.
+def list_steps(
+    arrays: ChainArrays,
+    states: ChainStates,
+    grid: Grid,
+    sweeps: SweepBounds,
+    s: int,
+    highest: int,
+    rounding: int,
+    steps: Steps,
+) -> int:
+    """Fill in the steps of a state that fit in the slots up to `highest`; return their number.
 
-    `around[s, k]` is at most the extra time of everything around state s in a schedule that
-    leaves it slot k. States for which no slot gives a total of at most `limit` die.
+    Steps to states without a row are left out.
     """
-    x, g, p, first_mode, extra, keeps_output = costs[0], costs[1], costs[2], costs[3], costs[7], costs[12]
-    offsets, unit, quantum = grid
-    rounding = unit - 1
-    sweep_m, sweep_t = sweeps
-    slots = table.shape[1] - 1
-    for s in range(last - 1, first - 1, -1):
+    a, b, h = states.first[s], states.last[s], states.held[s]
+    rows, offsets, unit = grid.rows, grid.offsets, grid.unit
+    x, live = arrays.output_bytes, arrays.live_gradients
+    offset, count = offsets[s], 0
+    for mode in range(arrays.first_mode[a], arrays.first_mode[a + 1]):
+        need, held = saving_limits(arrays, a, b, h, mode)
+        steps.right[count], steps.shift_right[count] = -1, 0
+        if a < b:
+            child = state_after_saving(arrays, states, a, b)
+            if rows[child] < 0:
+                continue
+            steps.right[count] = rows[child]
+            steps.shift_right[count] = in_slots(offsets[child] - offset - held, unit, rounding)
+        steps.left[count], steps.shift_left[count] = -1, 0
+        steps.low[count] = (need + offset) // unit
+        steps.cost[count] = in_quanta(arrays.extra_time[mode], grid.quantum)
+        count += 1
+    for j in range(a + 1, b + 1):
+        low = (sweeps.need[a, j] + offset) // unit
+        if low > highest:
+            break
+        right, left = states.numbers[0, j, b], states.numbers[h, a, j - 1]
+        if rows[right] < 0 or rows[left] < 0:
+            continue
+        steps.right[count], steps.left[count] = rows[right], rows[left]
+        steps.shift_right[count] = in_slots(offsets[right] - offset - x[j], unit, rounding)
+        steps.shift_left[count] = in_slots(offsets[left] - offset + live[b + 1] - live[j], unit, rounding)
+        steps.low[count] = low
+        steps.cost[count] = in_quanta(sweeps.time[a, j], grid.quantum)
+        count += 1
+    return count
+
+
+@compiled()
+def first_at_most(row: Floats, low: int, value: np.float32) -> int:
+    """Return the first slot from `low` on at which a descending row is at most a value; its length if none is."""
+    end = len(row)
+    if row[end - 1] <= value:
+        low = max(low, 0)
+        while low < end:
+            middle = (low + end) // 2
+            if row[middle] <= value:
+                end = middle
+            else:
+                low = middle + 1
+    return end
+
+
+@compiled()
+def fill_inside(
+    arrays: ChainArrays,
+    states: ChainStates,
+    low_state: int,
+    high_state: int,
+    grid: Grid,
+    sweeps: SweepBounds,
+    rounding: int,
+    begin: Ints,
+) -> None:
+    """Fill the rows of the states low_state..high_state-1: at most the extra time of a state within each slot.
+
+    This holds if `rounding` is unit - 1. With unit // 2 the errors cancel out: the rows are no
+    bounds, but good guesses. `begin[row]` is set to the first slot of a row with a value.
+    """
+    rows, table = grid.rows, grid.table
+    slots, steps = table.shape[1] - 1, no_steps(arrays)
+    for s in range(low_state, high_state):
+        row = rows[s]
+        if row < 0:
+            continue
+        own = table[row]
+        own[:] = INFINITE
+        begin[row] = slots + 1
+        for k in range(list_steps(arrays, states, grid, sweeps, s, slots, rounding, steps)):
+            right, left, low, cost = steps.right[k], steps.left[k], steps.low[k], steps.cost[k]
+            shift_right, shift_left = steps.shift_right[k], steps.shift_left[k]
+            if right < 0:
+                for slot in range(low, slots + 1):
+                    own[slot] = min(own[slot], cost)
+            elif left < 0:
+                lower(own, table[right], max(low, -shift_right), shift_right, cost)
+            else:
+                low = max(low, max(begin[right] - shift_right, begin[left] - shift_left))
+                # From `end` on, the row is already as low as the sum can ever be.
+                end = first_at_most(own, low, table[right, slots] + table[left, slots] + cost)
+                if low < end:
+                    lower_by_two(own[:end], table[right], table[left], low, shift_right, shift_left, cost)
+        for slot in range(slots, -1, -1):
+            own[slot] = min(own[slot], INFINITE)
+            if own[slot] < INFINITE:
+                begin[row] = slot
+
+
+@compiled()
+def useful_slots(around: Floats, inside: Floats, limit: int) -> tuple[int, int]:
+    """Return the first and the last slot at which two rows sum to at most a limit; the last is -1 if there is none."""
+    lowest, highest = len(around), -1
+    for k in range(len(around)):
+        if around[k] + inside[k] <= limit:
+            lowest = min(lowest, k)
+            highest = k
+    return lowest, highest
+
+
+@compiled()
+def push_around(
+    arrays: ChainArrays,
+    states: ChainStates,
+    low_state: int,
+    high_state: int,
+    grid: Grid,
+    sweeps: SweepBounds,
+    limit: int,
+    around: Floats,
+) -> None:
+    """Push `around` from the states high_state-1 down to low_state to their parts.
+
+    `around[row]` is, per slot, at most the extra time of everything around a state in a schedule
+    that leaves it that slot. States for which no slot gives a total of at most `limit` lose
+    their row in the grid.
+    """
+    rows, table, steps = grid.rows, grid.table, no_steps(arrays)
+    for s in range(high_state - 1, low_state - 1, -1):
         if rows[s] < 0:
             continue
-        own, inner = around[rows[s]], table[rows[s]]
-        for k in range(slots - 1, -1, -1):
-            own[k] = min(own[k], own[k + 1])
-        lowest, highest = slots + 1, -1
-        for k in range(slots + 1):
-            if own[k] + inner[k] <= limit:
-                lowest = min(lowest, k)
-                highest = k
+        own = around[rows[s]]
+        for slot in range(len(own) - 2, -1, -1):
+            own[slot] = min(own[slot], own[slot + 1])
+        lowest, highest = useful_slots(own, table[rows[s]], limit)
         if highest < 0:
             rows[s] = -1
             continue
-        a, b, h = states[0][s], states[1][s], states[2][s]
-        if a == b:
-            continue
-        offset = offsets[s]
-        for mode in range(first_mode[a], first_mode[a + 1]):
-            need, held = mode_limits(costs, a, b, h, mode)
-            cost = in_quanta(extra[mode], quantum)
-            number = numbers[1 if keeps_output[a] else 0, a + 1, b]
-            if rows[number] < 0:
-                continue
-            shift = slots_more(offsets[number] - offset - held, unit, rounding)
-            low = max(max(lowest, (need + offset) // unit), -shift)
-            push(around[rows[number]], own, low, highest, shift, cost)
-        standing = offset - (0 if b == len(x) - 2 else g[b + 1]) + p[b + 1]
-        for j in range(a + 1, b + 1):
-            low = max(lowest, (sweep_m[a, j] + offset) // unit)
-            if low > highest:
-                break
-            right, left = numbers[0, j, b], numbers[h, a, j - 1]
-            if rows[right] < 0 or rows[left] < 0:
-                continue
-            shift_right = slots_more(offsets[right] - offset - x[j], unit, rounding)
-            shift_left = slots_more(offsets[left] - g[j] + p[j] - standing, unit, rounding)
-            cost = in_quanta(sweep_t[a, j], quantum)
-            low = max(low, max(-shift_right, -shift_left))
-            push_by_two(around[rows[right]], own, table[rows[left]], low, highest, shift_right, shift_left, cost)
-            push_by_two(around[rows[left]], own, table[rows[right]], low, highest, shift_left, shift_right, cost)
+        for k in range(list_steps(arrays, states, grid, sweeps, s, highest, grid.unit - 1, steps)):
+            right, left, cost = steps.right[k], steps.left[k], steps.cost[k]
+            shift_right, shift_left = steps.shift_right[k], steps.shift_left[k]
+            low = max(max(lowest, steps.low[k]), -shift_right)
+            if right >= 0 and left < 0:
+                push(around[right], own, low, highest, shift_right, cost)
+            elif right >= 0:
+                low = max(low, -shift_left)
+                push_by_two(around[right], own, table[left], low, highest, shift_right, shift_left, cost)
+                push_by_two(around[left], own, table[right], low, highest, shift_left, shift_right, cost)
 
 
 @compiled()
-def least_bytes(costs, states, numbers, first, last, sweeps, need_of):  # type: ignore[no-untyped-def]
-    """Fill `need_of[s]` for states first..last-1: the least free bytes, exactly, with which state s can be run."""
-    x, g, p, first_mode, keeps_output = costs[0], costs[1], costs[2], costs[3], costs[12]
-    sweep_m = sweeps[0]
-    for s in range(first, last):
-        a, b, h = states[0][s], states[1][s], states[2][s]
-        least = np.int64(2**62)
-        for mode in range(first_mode[a], first_mode[a + 1]):
-            need, held = mode_limits(costs, a, b, h, mode)
+def fill_least_bytes(
+    arrays: ChainArrays, states: ChainStates, low: int, high: int, sweeps: SweepBounds, need_of: Ints
+) -> None:
+    """Fill `need_of[s]` for the states low..high-1: the least free bytes, exactly, with which state s can run."""
+    x, live = arrays.output_bytes, arrays.live_gradients
+    for s in range(low, high):
+        a, b, h = states.first[s], states.last[s], states.held[s]
+        least = 2**62
+        for mode in range(arrays.first_mode[a], arrays.first_mode[a + 1]):
+            need, held = saving_limits(arrays, a, b, h, mode)
             if a < b:
-                need = max(need, need_of[numbers[1 if keeps_output[a] else 0, a + 1, b]] + held)
+                need = max(need, need_of[state_after_saving(arrays, states, a, b)] + held)
             least = min(least, need)
-        standing = (0 if b == len(x) - 2 else g[b + 1]) - p[b + 1]
         for j in range(a + 1, b + 1):
-            before = need_of[numbers[h, a, j - 1]] - standing + g[j] - p[j]
-            need = max(max(sweep_m[a, j], before), need_of[numbers[0, j, b]] + x[j])
+            before = need_of[states.numbers[h, a, j - 1]] - (live[b + 1] - live[j])
+            need = max(max(sweeps.need[a, j], before), need_of[states.numbers[0, j, b]] + x[j])
             least = min(least, need)
         need_of[s] = least
 
 
 @compiled()
-def sweep_bounds(costs):  # type: ignore[no-untyped-def]
-    """Return arrays (n, n): the least bytes and the least time of a forward run from x_a to x_j that keeps nothing.
-
-    Where a layer can be run in several ways, they need not be of the same one.
-    """
-    x, first_way, way_bytes, way_time = costs[0], costs[8], costs[9], costs[10]
-    n = len(x) - 1
-    need, time = np.zeros((n, n), np.int64), np.zeros((n, n), np.int64)
-    for a in range(n):
-        for i in range(a, n - 1):
-            standing = x[i + 1] + (x[i] if i > a else 0)
-            need[a, i + 1] = max(need[a, i], standing + way_bytes[first_way[i]])
-            time[a, i + 1] = time[a, i] + way_time[first_way[i + 1] - 1]
-    return need, time
+def entry(grid: Grid, s: int, free: int, caution: int) -> np.float32:
+    """Return the entry of a state with that many free bytes, `caution` slots lower; beyond its end, the last one."""
+    row, slot = grid.rows[s], (free + grid.offsets[s]) // grid.unit - caution
+    return INFINITE if row < 0 else grid.table[row, max(0, min(slot, grid.table.shape[1] - 1))]
 
 
 @compiled()
-def at(table, row, slot):  # type: ignore[no-untyped-def]
-    """Return a table's entry; beyond its end stands its last one, and states left out have none."""
-    return INFINITE if row < 0 else table[row, max(0, min(slot, table.shape[1] - 1))]
+def best_saving(
+    arrays: ChainArrays, states: ChainStates, grid: Grid, need_of: Ints, caution: int, a: int, b: int, h: int, m: int
+) -> tuple[np.float32, int]:
+    """Return the least value of beginning (a, b, h) by saving layer a, and the mode; infinite if none fits."""
+    best, choice = np.float32(np.inf), -1
+    for mode in range(arrays.first_mode[a], arrays.first_mode[a + 1]):
+        need, held = saving_limits(arrays, a, b, h, mode)
+        if need > m:
+            continue
+        value = in_quanta(arrays.extra_time[mode], grid.quantum)
+        if a < b:
+            child = state_after_saving(arrays, states, a, b)
+            if m - held < need_of[child]:
+                continue
+            value += entry(grid, child, m - held, caution)
+        if value < best:
+            best, choice = value, mode
+    return best, choice
 
 
 @compiled()
-def descend(costs, numbers, rows, grid, need_of, table, free, caution, choices):  # type: ignore[no-untyped-def]
+def best_split(
+    arrays: ChainArrays,
+    states: ChainStates,
+    grid: Grid,
+    need_of: Ints,
+    caution: int,
+    sweeps: Sweeps,
+    a: int,
+    b: int,
+    h: int,
+    m: int,
+) -> tuple[np.float32, int, int]:
+    """Return the least value of beginning (a, b, h) by a sweep, where it ends, and its point; infinite if none fits."""
+    best, split, point = np.float32(np.inf), -1, -1
+    live = arrays.live_gradients
+    for place in range(sweeps.reach):
+        j = a + 1 + place
+        right, left = states.numbers[0, j, b], states.numbers[h, a, j - 1]
+        after, before = m - arrays.output_bytes[j], m + live[b + 1] - live[j]
+        if after < need_of[right] or before < need_of[left]:
+            continue
+        value = entry(grid, right, after, caution)
+        value += entry(grid, left, before, caution)
+        k = sweeps.ends[place]
+        while k + 1 < sweeps.ends[place + 1] and sweeps.points[0, k + 1] <= m:
+            k += 1
+        value += in_quanta(sweeps.points[1, k], grid.quantum)
+        if value < best:
+            best, split, point = value, j, k
+    return best, split, point
+
+
+@compiled()
+def descend(
+    arrays: ChainArrays, states: ChainStates, grid: Grid, need_of: Ints, free: int, caution: int, choices: Ints
+) -> int:
     """Walk down from the whole chain, choosing each part by the table, in exact bytes; return the extra time.
 
     The bytes that a part really has are known on the way down, so that the table's rounding
     does not add up, and no part gets less than it needs. `caution` slots are left unused,
-    since the table promises too much. `choices[a, b]` becomes (mode, -1, 0) or
-    (-1, j, bytes of the sweep).
+    since the table promises too much. `choices[a, b]` is set to the decision for layers a..b:
+    (mode, -1, 0), or (-1, j, bytes of the sweep to x_j).
     """
-    x, g, p, first_mode, extra, keeps_output = costs[0], costs[1], costs[2], costs[3], costs[7], costs[12]
-    offsets, unit, quantum = grid
-    n = len(x) - 1
-    found, ends = np.empty((2, 1024), np.int64), np.empty(n + 2, np.int64)
+    n, live = len(arrays.output_bytes) - 1, arrays.live_gradients
+    sweeps = no_sweeps(arrays)
     stack = np.empty((2 * n + 2, 4), np.int64)
     stack[0] = 0, n - 1, 0, free
     depth, total = 1, 0
     while depth:
         depth -= 1
         a, b, h, m = stack[depth]
-        best, mode_of, split, sweep_of = np.float32(np.inf), -1, -1, -1
-        for mode in range(first_mode[a], first_mode[a + 1]):
-            need, held = mode_limits(costs, a, b, h, mode)
-            if need > m:
-                continue
-            value = in_quanta(extra[mode], quantum)
-            if a < b:
-                child = numbers[1 if keeps_output[a] else 0, a + 1, b]
-                if m - held < need_of[child]:
-                    continue
-                value += at(table, rows[child], (m - held + offsets[child]) // unit - caution)
-            if value < best:
-                best, mode_of, split = value, mode, -1
-        standing = m + (0 if b == n - 1 else g[b + 1]) - p[b + 1]
-        found, ends = sweeps_from(costs, a, b, m, found, ends)
-        for place in range(ends[0]):
-            j = a + 1 + place
-            right, left = numbers[0, j, b], numbers[h, a, j - 1]
-            after, before = m - x[j], standing - g[j] + p[j]
-            if after < need_of[right] or before < need_of[left]:
-                continue
-            value = at(table, rows[right], (after + offsets[right]) // unit - caution)
-            value += at(table, rows[left], (before + offsets[left]) // unit - caution)
-            way = ends[place] if place else 0
-            while way + 1 < ends[place + 1] and found[0, way + 1] <= m:
-                way += 1
-            value += in_quanta(found[1, way], quantum)
-            if value < best:
-                best, mode_of, split, sweep_of = value, -1, j, way
-        if split < 0:
-            total += extra[mode_of]
-            choices[a, b] = mode_of, -1, 0
-            if a < b:
-                _, held = mode_limits(costs, a, b, h, mode_of)
-                stack[depth] = a + 1, b, 1 if keeps_output[a] else 0, m - held
-                depth += 1
+        saving, mode = best_saving(arrays, states, grid, need_of, caution, a, b, h, m)
+        sweeps = sweeps_from(arrays, a, b, m, sweeps)
+        splitting, split, point = best_split(arrays, states, grid, need_of, caution, sweeps, a, b, h, m)
+        if splitting < saving:
+            total += sweeps.points[1, point]
+            choices[a, b] = -1, split, sweeps.points[0, point]
+            stack[depth] = split, b, 0, m - arrays.output_bytes[split]
+            stack[depth + 1] = a, split - 1, h, m + live[b + 1] - live[split]
+            depth += 2
             continue
-        total += found[1, sweep_of]
-        choices[a, b] = -1, split, found[0, sweep_of]
-        stack[depth] = split, b, 0, m - x[split]
-        stack[depth + 1] = a, split - 1, h, standing - g[split] + p[split]
-        depth += 2
+        total += arrays.extra_time[mode]
+        choices[a, b] = mode, -1, 0
+        if a < b:
+            _, held = saving_limits(arrays, a, b, h, mode)
+            stack[depth] = a + 1, b, 1 if arrays.keeps_output[a] else 0, m - held
+            depth += 1
     return total

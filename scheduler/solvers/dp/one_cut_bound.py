@@ -8,20 +8,22 @@ import numpy.typing as npt
 from scheduler.solvers.dp.costs import ChainCosts
 
 _SLOTS = 2**16
+"""Most slots of the grid."""
 _NEVER = 2**60
+"""Extra time of what does not fit."""
 
 
 def one_cut_bound(costs: ChainCosts, budget_bytes: int) -> float:
     """Return a lower bound on the time of every schedule of the lowered chain; inf if none fits.
 
-    Look at one moment: when the gradient of the last output is made, or when a layer b first
-    runs backward. Every layer before b has run forward once by then, none has run backward.
-    What such a layer saved in some mode is live (with the storages that autograd keeps), or the
-    layer must run forward with saving again; for that its input must be live, or made again
-    by another run of the layer before it. The least extra time over all choices that fit is
-    a chain program over bytes, here on a grid and rounded down; one pass serves all b.
-    The bound is the largest over all moments. It can meet the truth where one more forward
-    run of each layer suffices.
+    Consider one moment: when the gradient of the last output is computed, or when a layer b first
+    runs backward. Every layer before b has run forward once by then, and none has run backward.
+    Either the saved bytes of such a layer in some mode are live (with the storages that autograd
+    keeps), or the layer must run forward with saving again; for that its input must be live, or be
+    recomputed by another run of the layer before it. The least extra time over all choices that
+    fit is a dynamic program over bytes, here on a grid and rounded down; one pass serves all b.
+    The bound is the largest over all moments. It can be tight where one more forward run of each
+    layer suffices.
 
     Parameters
     ----------
@@ -29,37 +31,38 @@ def one_cut_bound(costs: ChainCosts, budget_bytes: int) -> float:
     budget_bytes : int
         Resident bytes included.
     """
-    x, g, p, first_mode, saved, _, backward_ws, extra, first_way, _, way_time, keeps_input, keeps_output = costs.arrays
+    arrays = costs.arrays
+    x, g, extra = arrays.output_bytes, arrays.gradient_bytes, arrays.extra_time
+    gradients = g[1:] + g[:-1] + np.diff(arrays.parameter_gradients_before)
     n, free = costs.layers, budget_bytes - costs.resident_bytes
     if free < 0:
         return float("inf")
     unit = free // _SLOTS + 1
-    # best[r, y][k]: least extra time of the layers so far with k slots; r: the last of them runs
-    # again, y: a storage of its output is held.
+    # best[r, y][k]: least extra time of the layers so far with k slots; r: the last of them is
+    # recomputed, y: a storage of its output is held.
     best = np.full((2, 2, free // unit + 1), _NEVER, np.int64)
     best[0, 1] = 0  # the input of the chain is resident
     worst = 0
     for i in range(n):
-        modes = range(first_mode[i], first_mode[i + 1])
-        again = int(way_time[first_way[i + 1] - 1])
+        modes = range(arrays.first_mode[i], arrays.first_mode[i + 1])
+        again = int(arrays.way_time[arrays.first_way[i + 1] - 1])
         held = best[:, 1].min(axis=0)
-        kept = held if keeps_input[i] else np.minimum(held, best[:, 0].min(axis=0))
-        source = np.minimum(held, best[1, 0])  # the input is held, or made again
-        both = held if keeps_input[i] else source
+        kept = held if arrays.keeps_input[i] else np.minimum(held, best[:, 0].min(axis=0))
+        source = np.minimum(held, best[1, 0])  # the input is held, or recomputed
+        both = held if arrays.keeps_input[i] else source
         at_backward = _NEVER
-        output = int(x[i + 1]) if keeps_output[i] else 0
+        output = int(x[i + 1]) if arrays.keeps_output[i] else 0
         for mode in modes:
-            gradients = int(g[i + 1] + g[i] + p[i + 1] - p[i])
-            need = int(saved[mode] + backward_ws[mode]) + output + gradients
+            need = int(arrays.saved_bytes[mode] + arrays.backward_workspace_bytes[mode]) + output + int(gradients[i])
             at_backward = min(at_backward, _at(kept, (free - need) // unit) + int(extra[mode]))
         worst = max(worst, at_backward)
         after = np.full_like(best, _NEVER)
         for y, size in ((0, 0), (1, int(x[i + 1]))):
             _lower(after[1, y], source, size // unit, again)
-            if keeps_output[i] and not y:
+            if arrays.keeps_output[i] and not y:
                 continue
             for mode in modes:
-                slots = (size + int(saved[mode])) // unit
+                slots = (size + int(arrays.saved_bytes[mode])) // unit
                 _lower(after[0, y], kept, slots, int(extra[mode]))
                 _lower(after[1, y], both, slots, int(extra[mode]) + again)
         best = after
@@ -68,7 +71,7 @@ def one_cut_bound(costs: ChainCosts, budget_bytes: int) -> float:
 
 
 def _lower(row: npt.NDArray[np.int64], part: npt.NDArray[np.int64], slots: int, time: int) -> None:
-    """Lower a row to another one that comes with more slots and more time."""
+    """Lower a row to another one that needs more slots and more time."""
     if slots < len(row):
         np.minimum(row[slots:], part[: len(part) - slots] + time, out=row[slots:])
 

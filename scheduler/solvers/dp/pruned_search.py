@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,47 +11,39 @@ import numpy.typing as npt
 from scheduler.graph.chain import Chain
 from scheduler.schedule import Schedule
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.dp import grid_bounds as tables
 from scheduler.solvers.dp.costs import chain_costs, chain_states, grid_of, most_bytes
-from scheduler.solvers.dp.dynamic_program import DynamicProgram, Pruning, build_schedule, run_program
+from scheduler.solvers.dp.dynamic_program import DynamicProgram, build_schedule, run_program
+from scheduler.solvers.dp.frontiers import Pruning
+from scheduler.solvers.dp.grid_bounds import (
+    INFINITE,
+    Grid,
+    descend,
+    fill_inside,
+    fill_least_bytes,
+    push_around,
+    sweep_bounds,
+)
 
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 _FIRST_GUESS = 0.05
-"""Of the extra time, as a share of the time of the step."""
+"""First guess of the extra time, as a share of the time of the step."""
 _SLOTS = {False: (128, 512), True: (512, 1024)}
 """Slots of the coarse grid and of the fine one, without repeated layers and with them."""
 _MARGINS = (0.015, 0.003)
-"""By how much, as a share of the time of the step, the optimum may exceed the guess from either grid."""
+"""By how much the optimum may exceed the guess from either grid, as a share of the time of the step."""
 _MOST_CELLS = 2**26
-"""Entries of a table; a grid may have some more."""
+"""Entries of a table above which its grid is made coarser; a grid may have up to four times as many."""
 _CAUTIONS = (0, 1, 3)
-"""Slots left unused on the way down a table."""
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """A grid of memory, and the table of least extra times of the states that have a row."""
-
-    offsets: Ints
-    unit: int
-    quantum: int
-    rows: Ints
-    table: Floats
-
-    @property
-    def key(self) -> tuple[Ints, int, int]:
-        """What the kernels call a grid."""
-        return self.offsets, self.unit, self.quantum
+"""Numbers of slots left unused on the way down a table; each is tried."""
 
 
 class PrunedSearch:
-    """Bounds from a coarse grid of memory, then the exact program where they leave something open.
+    """Bounds from a coarse grid of memory, then the exact program over the states that they leave.
 
     A limit on the extra time is guessed from a table whose rounding errors cancel out. States
-    that no schedule within the limit passes are left out, first by the time of the forward
-    run that leads past them, then by the tables' lower bounds inside and around them. What
+    that no schedule within the limit passes are left out, first by the time of the sweep
+    that leads past them, then by the tables' lower bounds inside and around them. What
     the exact program finds within the limit is optimal; if it finds nothing, the limit is
     raised.
 
@@ -68,8 +59,8 @@ class PrunedSearch:
     bound : float
         Proven lower bound on the time of persistent schedules; inf if none fits.
     least_bytes : int
-        The least bytes, beside the resident ones, with which a persistent schedule exists;
-        0 until it is known.
+        The least bytes, in addition to the resident ones, with which a persistent schedule
+        exists; 0 until it is known.
     unfinished : str
         Why the bound is not exact; "" if it is.
     """
@@ -85,7 +76,7 @@ class PrunedSearch:
         self._slots = _SLOTS[self._repeats]
         self._root = int(states.numbers[0, 0, -1])
         self._most = most_bytes(costs, states, free_bytes)
-        self._sweeps = tables.sweep_bounds(costs.arrays)
+        self._sweeps = sweep_bounds(costs.arrays)
         self._need = np.zeros(len(states.first), np.int64)
         self._past = self._least_past()
         self._best: int | None = None
@@ -104,9 +95,7 @@ class PrunedSearch:
 
     def _run(self) -> Schedule | None:
         for low, high in self._chunks():
-            tables.least_bytes(
-                self.costs.arrays, self._states.arrays, self._states.numbers, low, high, self._sweeps, self._need
-            )
+            fill_least_bytes(self.costs.arrays, self._states, low, high, self._sweeps, self._need)
         self.least_bytes = int(self._need[self._root])
         if self.least_bytes > self.free:
             self.bound = math.inf
@@ -120,10 +109,10 @@ class PrunedSearch:
         raise AssertionError("a schedule was found, and the program within its time has none")
 
     def _least_past(self) -> Ints:
-        """Return, per state, the extra time of the fastest forward run that leads past it."""
-        first_way, way_time = self.costs.arrays[8], self.costs.arrays[10]
-        time = np.concatenate([[0], np.cumsum(way_time[first_way[1:] - 1])])
-        first, last = self._states.first, self._states.last
+        """Return, per state, the time of the fastest sweep that leads past it."""
+        arrays, states = self.costs.arrays, self._states
+        time = np.concatenate([[0], np.cumsum(arrays.way_time[arrays.first_way[1:] - 1])])
+        first, last = states.first, states.last
         return np.where(last == self.costs.layers - 1, 0, time[last + 1] - time[first])
 
     def _limits(self) -> Iterator[int]:
@@ -145,12 +134,12 @@ class PrunedSearch:
         yield best
 
     def _within(self, limit: int) -> DynamicProgram | None:
-        """Return the program that holds the optimum if it is within the limit; None if it is not for sure."""
+        """Return the program that contains the optimum if that is within the limit; None if it is proven not to be."""
         alive = np.flatnonzero(self._past <= limit)
         for slots in self._slots[1:] if self._repeats else self._slots:
             grid = self._fill(alive, slots, limit, nearest=False)
             lower = self._at_root(grid)
-            # What the limit leaves out takes longer than it.
+            # Schedules that the limit excludes take longer than it.
             self.bound = max(self.bound, self.costs.time(limit if lower is None else min(lower, limit)))
             if lower is None or lower > limit:
                 return None
@@ -158,44 +147,35 @@ class PrunedSearch:
             alive = np.flatnonzero(pruning.rows >= 0)
         return run_program(self.chain, self.costs, self._states, self._most, pruning, self.deadline)
 
-    def _fill(self, alive: Ints, slots: int, limit: int, *, nearest: bool) -> _Grid:
-        """Return the table of least extra times of the states that are alive."""
+    def _fill(self, alive: Ints, slots: int, limit: int, *, nearest: bool) -> Grid:
+        """Return the grid with the least extra times of the states that are alive."""
         slots = max(8, min(slots, _MOST_CELLS // max(1, len(alive))))
         offsets, unit, last = grid_of(self.costs, self._states, self._most, slots)
         rows = np.full(len(self._states.first), -1, np.int64)
         rows[alive] = np.arange(len(alive))
-        grid = _Grid(offsets, unit, max(1, limit >> 22), rows, np.empty((len(alive), last + 1), np.float32))
-        begin = np.zeros(len(rows), np.int64)
+        grid = Grid(offsets, unit, max(1, limit >> 22), rows, np.empty((len(alive), last + 1), np.float32))
+        begin = np.zeros(len(alive), np.int64)
         rounding = unit // 2 if nearest else unit - 1
         for low, high in self._chunks():
-            tables.inside(
-                self.costs.arrays, self._states.arrays, self._states.numbers, low, high, rows,
-                grid.key, self._sweeps, rounding, grid.table, begin,
-            )  # fmt: skip
+            fill_inside(self.costs.arrays, self._states, low, high, grid, self._sweeps, rounding, begin)
         return grid
 
-    def _prune(self, grid: _Grid, limit: int) -> Pruning:
-        """Return the table of least extra times around the states, and those that stay alive."""
-        rows = grid.rows.copy()
-        around = np.full_like(grid.table, tables.INFINITE)
-        around[rows[self._root], self._root_slot(grid)] = 0
+    def _prune(self, grid: Grid, limit: int) -> Pruning:
+        """Return the least extra times around the states, and which of them stay alive."""
+        around = np.full_like(grid.table, INFINITE)
+        around[grid.rows[self._root], self._root_slot(grid)] = 0
         units = limit // grid.quantum
+        grid = grid._replace(rows=grid.rows.copy())
         for low, high in reversed(list(self._chunks())):
-            tables.outside(
-                self.costs.arrays, self._states.arrays, self._states.numbers, low, high, rows,
-                grid.key, self._sweeps, units, grid.table, around,
-            )  # fmt: skip
-        return Pruning(around, rows, *grid.key, units)
+            push_around(self.costs.arrays, self._states, low, high, grid, self._sweeps, units, around)
+        return Pruning(around, grid.rows, grid.offsets, grid.unit, grid.quantum, units)
 
-    def _descend(self, grid: _Grid) -> int:
+    def _descend(self, grid: Grid) -> int:
         """Follow the table to schedules that fit, keep the best, and return its extra time."""
         n = self.costs.layers
         for caution in _CAUTIONS:
             choices = np.zeros((n, n, 3), np.int64)
-            extra = tables.descend(
-                self.costs.arrays, self._states.numbers, grid.rows,
-                grid.key, self._need, grid.table, self.free, caution, choices,
-            )  # fmt: skip
+            extra = descend(self.costs.arrays, self._states, grid, self._need, self.free, caution, choices)
             if self._best is None or extra < self._best:
                 self._best, self._choices = int(extra), choices
         assert self._best is not None
@@ -207,9 +187,9 @@ class PrunedSearch:
                 raise TimeoutError("out of time before the exact program began")
             yield low, high
 
-    def _root_slot(self, grid: _Grid) -> int:
+    def _root_slot(self, grid: Grid) -> int:
         return int((self.free + grid.offsets[self._root]) // grid.unit)
 
-    def _at_root(self, grid: _Grid) -> int | None:
+    def _at_root(self, grid: Grid) -> int | None:
         value = float(grid.table[grid.rows[self._root], self._root_slot(grid)])
-        return None if value >= float(tables.INFINITE) else int(value) * grid.quantum
+        return None if value >= float(INFINITE) else int(value) * grid.quantum

@@ -1,4 +1,4 @@
-"""Persistent schedules of a chain as sequences of three actions, and their runs on the lowered graph."""
+"""Persistent schedules of a chain: three actions on layers, as runs of operations of the lowered graph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scheduler.schedule import Schedule, schedule_from_runs
 
 
 class ChainRuns:
-    """The runs of a chain's operations so far.
+    """The runs of a chain's operations, recorded action by action.
 
     Parameters
     ----------
@@ -41,16 +41,16 @@ class ChainRuns:
         self.runs.append(self.lowered.without_saving[layer])
 
     def forward_within(self, layer: int, spare_bytes: int) -> None:
-        """Run a layer forward, keeping nothing, by its fastest way that needs no more bytes beside input and output."""
+        """Run a layer forward, keeping nothing, in the fastest way that fits in the bytes besides input and output."""
         operations = self.lowered.graph.operations
         for _, kept_bytes, position in self._ways[layer]:
             if kept_bytes + operations[position].workspace_bytes <= spare_bytes:
                 self.runs.append(position)
                 return
-        raise AssertionError("no way to run the layer fits")
+        raise AssertionError("no way of running the layer fits")
 
     def forward_saving(self, layer: int, mode: int = 0) -> None:
-        """Run a layer forward with saving; after the last layer follow the loss and its backward."""
+        """Run a layer forward with saving; the loss and its backward follow after the last layer."""
         self.runs.append(self.lowered.saving[layer][mode])
         if layer == self.last:
             self.runs += [self.lowered.loss, self.lowered.loss_backward]

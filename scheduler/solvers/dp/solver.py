@@ -1,4 +1,4 @@
-"""The exact program over persistent schedules of a chain, to the byte."""
+"""The exact dynamic program over persistent schedules of a chain, to the byte."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.dp.pruned_search import PrunedSearch
 
 WHOLE_FRONTIER_LAYERS = 100
-"""Up to so many layers the frontier for all budgets is computed at once."""
+"""Most layers for which the frontier of all budgets is computed at once."""
 _WHOLE_FRONTIER_SECONDS = 10.0
-"""A time limit that the whole frontier of so many layers keeps."""
+"""Time limit within which the whole frontier of that many layers is always computed."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the fastest persistent schedule of a chain.
 
-    Persistent means: what a layer saves stays, and the layer runs forward no more, until its
-    backward; an output that outlives the run after its own stays until its reader has saved;
-    every forward run reads the latest output that stands; the loss and each backward run once,
-    as soon as what they read stands. Bytes are exact, and so are times up to 2^-40 of the step.
+    Persistent means: what a layer saves stays in memory, and the layer does not run forward
+    again, until its backward; an output that outlives the run after its own stays until its
+    reader has saved; every forward run reads the latest live output; the loss and each backward
+    run once, as soon as their inputs are live. Bytes are exact, and times are exact up to 2^-40
+    of the step.
 
-    Guarantee: optimal among persistent schedules. Its bound over all schedules looks at one
-    moment of the backward phase: it is met where each layer runs forward at most twice.
+    Guarantee: optimal among persistent schedules. Its bound over all schedules considers one
+    moment of the backward phase: it can be tight where each layer runs forward at most twice.
     Search space: persistent. When: any chain. Cost: the whole frontier of 100 layers takes a
-    second; more layers are pruned with bounds from a coarse grid of memory, and repeated
-    layers share their work: 300 different layers take 2 s, 500 some 10 s, 1000 of few kinds
-    4 s. Memory: at most 1024 MiB. Out of time, it returns the best schedule found so far and its
-    bound.
+    second; longer chains are pruned with bounds from a coarse grid of memory, and repeated
+    layers share their work: 300 different layers take 2 s, 500 take 10 s, 1000 of few kinds
+    4 s. Memory: at most 1024 MiB. When the time is up, it returns the best schedule found so far
+    and its bound.
 
     Reference: Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova 2019, "Optimal checkpointing
     for heterogeneous chains", arXiv 1911.13214, Theorem 1, with the memory limits of this
-    package's judge in place of theirs, and no grid.
+    package's simulator in place of theirs, and without a grid.
 
     Raises
     ------
@@ -54,14 +55,14 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     if problem.floor.bytes > budget or math.isinf(global_bound):
         return Proposal(None, "persistent", infeasible=True)
     whole = len(chain.layers) <= WHOLE_FRONTIER_LAYERS and deadline.remaining > _WHOLE_FRONTIER_SECONDS
-    schedule, bound, why = _from_frontier(chain, budget) if whole else _by_search(chain, budget, deadline)
-    return Proposal(schedule, "persistent", bound, global_bound, messages=(why,) if why else ())
+    schedule, bound, message = _from_frontier(chain, budget) if whole else _by_search(chain, budget, deadline)
+    return Proposal(schedule, "persistent", bound, global_bound, messages=(message,) if message else ())
 
 
 def chain_frontier(chain: Chain) -> list[tuple[int, float]]:
-    """Return all useful (peak bytes, time) of persistent schedules, by ascending peak.
+    """Return the frontier of (peak bytes, time) of persistent schedules, by ascending peak.
 
-    The time is exact up to 2^-40 of the step. Meant for up to some 100 different layers: the
+    The time is exact up to 2^-40 of the step. Meant for up to about 100 different layers: the
     cost grows faster than their fourth power.
 
     Examples
@@ -74,14 +75,6 @@ def chain_frontier(chain: Chain) -> list[tuple[int, float]]:
     program = whole_frontier(chain)
     costs = program.costs
     return [(m + costs.resident_bytes, costs.time(t)) for m, t in program.frontier]
-
-
-def chain_schedule(chain: Chain, budget_bytes: int) -> Schedule | None:
-    """Return the schedule of the frontier's last entry within a budget; None if there is none.
-
-    The frontier is kept between calls, so a schedule costs milliseconds.
-    """
-    return _from_frontier(chain, budget_bytes)[0]
 
 
 def _from_frontier(chain: Chain, budget: int) -> tuple[Schedule | None, float, str]:

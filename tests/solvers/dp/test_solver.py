@@ -1,4 +1,4 @@
-"""The exact chain program against exhaustive searches, hand counts and the judge."""
+"""The exact dynamic program against exhaustive searches, hand counts and the simulator."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from scheduler.problem import Problem
 from scheduler.schedule import follows_input_order
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.dp.costs import chain_costs, chain_states
+from scheduler.solvers.dp.dynamic_program import whole_frontier
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.dp.pruned_search import PrunedSearch
-from scheduler.solvers.dp.solver import chain_frontier, chain_schedule, propose
+from scheduler.solvers.dp.solver import chain_frontier, propose
 from tests.support.deadlines import CountedDeadline
 from tests.support.examples import examples
 from tests.support.grid_reference import grid_time
@@ -47,6 +48,13 @@ def random_chain(seed: int, length: int, *, distinct: int | None = None, modes: 
         for _ in range(distinct or length)
     ]
     return sc.Chain([sc.Layer(f"l{i}", **kinds[i % len(kinds)]) for i in range(length)], size())
+
+
+def fastest_schedule(chain: sc.Chain, budget: int) -> sc.Schedule | None:
+    """The schedule of the frontier's last entry within a budget; None if there is none."""
+    program = whole_frontier(chain)
+    free = budget - chain.graph.resident_bytes
+    return None if program.time(free) is None else program.schedule(free)
 
 
 def pruned_time(chain: sc.Chain, budget: int) -> float:
@@ -82,13 +90,13 @@ def test_unpruned_program_pruned_one_and_exhaustive_search_agree(chain: sc.Chain
     frontier = chain_frontier(chain)
     assert frontier == PersistentSearch(chain).frontier()
     for peak, time in frontier:
-        schedule = chain_schedule(chain, peak)
+        schedule = fastest_schedule(chain, peak)
         simulated = sc.simulate(chain.graph, schedule)
         assert (simulated.peak_bytes, simulated.time) == (peak, time)
         assert follows_input_order(chain.graph, schedule)
         assert pruned_time(chain, peak) == time
     least = frontier[0][0]
-    assert chain_schedule(chain, least - 1) is None
+    assert fastest_schedule(chain, least - 1) is None
     assert pruned_time(chain, least - 1) == math.inf
 
 
@@ -137,8 +145,8 @@ def test_the_bound_over_all_schedules_never_exceeds_the_time_of_one(chain: sc.Ch
 def test_where_backwards_run_twice_the_persistent_optimum_is_not_the_best_schedule() -> None:
     # The smallest case that random search over three layers found. Two persistent schedules
     # are useful: save everything (8 bytes), or run l0 twice (7 bytes). Seven bytes are enough
-    # for the time of the first if l2's parameter gradient goes, before l1's backward, and
-    # l2 runs again, which takes no time.
+    # for the time of the first if l2's parameter gradient is freed before l1's backward, and
+    # l2 is recomputed, which takes no time.
     layers = [
         sc.Layer("l0", 1.0, 1.0, 2, 1),
         sc.Layer("l1", 0.0, 1.0, 1, 0, parameter_gradient_bytes=1),
@@ -162,7 +170,7 @@ def test_a_persistent_optimum_that_meets_the_bound_is_optimal_in_any_order() -> 
 
 
 def test_where_only_other_schedules_fit_the_answer_is_unknown_and_says_why() -> None:
-    # One byte: l1's parameter gradient stands in the way of what l0 saves, unless it goes and
+    # One byte: l1's parameter gradient leaves no space for what l0 saves, unless it is freed and
     # l1 runs backward again.
     layers = [sc.Layer("l0", 0.0, 1.0, 0, 1), sc.Layer("l1", 0.0, 0.0, 0, 0, parameter_gradient_bytes=1)]
     chain = sc.Chain(layers, input_bytes=0)
@@ -194,14 +202,14 @@ def test_a_faster_mode_is_taken_where_it_fits_and_the_smaller_one_where_not() ->
 @pytest.mark.parametrize(("slots", "advances"), [(1, 45), (2, 20), (3, 15), (4, 14)])
 def test_a_uniform_chain_recomputes_as_the_closed_form_of_revolve_says(slots: int, advances: int) -> None:
     # Ten steps: r n - C(c + r, r - 1) advances for the least r with C(c + r, r) >= n, and each
-    # step's own run. Saved state is large, so that there is room for that of one layer only, and
+    # step's own run. Saved state is large, so that that of only one layer fits, and
     # a forward run without saving takes as much. A run off a slot has its input and output
-    # beside the slots; the first slot is the resident input.
+    # in addition to the slots; the first slot is the resident input.
     assert advances == revolve_advances(10, slots)
     saved = 20
     layer = {"gradient_bytes": 0, "forward_without_saving_workspace_bytes": saved}
     chain = sc.Chain([sc.Layer(f"l{i}", 1.0, 0.0, 1, saved, **layer) for i in range(10)], input_bytes=1)
-    schedule = chain_schedule(chain, slots + 2 + saved)
+    schedule = fastest_schedule(chain, slots + 2 + saved)
     assert schedule is not None
     assert sc.simulate(chain.graph, schedule).time == advances + 10
 
@@ -212,7 +220,7 @@ def revolve_advances(steps: int, slots: int) -> int:
     return repeats * steps - math.comb(slots + repeats, repeats - 1)
 
 
-def test_times_that_are_no_multiples_of_each_other_are_exact_enough_to_be_called_optimal() -> None:
+def test_times_that_are_not_multiples_of_each_other_are_exact_enough_to_be_called_optimal() -> None:
     chain = random_chain(7, 12)
     solution = sc.solve(chain, "50%", solver="dp")
     assert solution.status is sc.Status.OPTIMAL
@@ -235,7 +243,7 @@ def test_repeated_layers_share_their_states() -> None:
     assert len(states.first) == inside + 99 + 99 + 1
 
 
-def test_a_graph_that_is_no_chain_is_refused() -> None:
+def test_a_graph_that_is_not_a_chain_is_rejected() -> None:
     with pytest.raises(UnsuitableProblemError, match="chains of layers"):
         sc.solve(uniform_chain(3), 20, solver="dp")
 
