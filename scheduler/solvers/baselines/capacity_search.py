@@ -1,4 +1,4 @@
-"""A search over one number that a method takes, for the schedule that fits the budget and is fastest."""
+"""Search over the one parameter of a method for the fastest schedule that fits the budget."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from scheduler.solvers.baselines.kept_sets import schedule_keeping
 from scheduler.solvers.deadline import Deadline
 
 KeptSets = Callable[[int], Iterable[frozenset[int]]]
-"""From a capacity to the sets of tensors that a method keeps at the end of the forward phase."""
+"""A method: from a capacity to the sets of tensors that it keeps at the end of the forward phase."""
 
-_HALVINGS = 12
+_MOST_HALVINGS = 12
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Judged:
-    """What the judge says of a schedule; the smaller, the better.
+class Cost:
+    """The simulated cost of a schedule; smaller is better.
 
     Attributes
     ----------
     over_bytes : float
-        How far its peak is above the budget; 0 if it fits.
+        Bytes by which the peak exceeds the budget; 0 if the schedule fits.
     time : float
     """
 
@@ -33,7 +33,7 @@ class Judged:
 
 
 class CapacitySearch:
-    """Kept sets, each simulated once, and the best schedule among them.
+    """Simulates each kept set once, and keeps the best schedule.
 
     Parameters
     ----------
@@ -42,14 +42,14 @@ class CapacitySearch:
     Attributes
     ----------
     best : Schedule or None
-        The fastest schedule that fits, else the one that is least over the budget.
+        The fastest schedule that fits, or else the one that exceeds the budget least.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.best: Schedule | None = None
-        self._best_key = Judged()
-        self._seen: dict[frozenset[int], Judged] = {}
+        self._best_cost = Cost()
+        self._seen: dict[frozenset[int], Cost] = {}
 
     def run(self, kept_sets: KeptSets, most: int, steps: int, deadline: Deadline) -> None:
         """Try capacities 0 to `most` in equal steps, the largest first; then halve around the best.
@@ -61,31 +61,31 @@ class CapacitySearch:
         deadline : Deadline
             At least one capacity is tried.
         """
-        simulated: dict[int, Judged] = {}
+        costs: dict[int, Cost] = {}
         pending = [most * step // steps for step in reversed(range(steps + 1))]
-        for _ in range(_HALVINGS):
+        for _ in range(_MOST_HALVINGS):
             for capacity in pending:
-                simulated[capacity] = min(map(self.grade, kept_sets(capacity)), default=Judged())
+                costs[capacity] = min(map(self.cost_of, kept_sets(capacity)), default=Cost())
                 if deadline.passed:
                     return
-            pending = _middles(simulated)
+            pending = _middles(costs)
 
-    def grade(self, kept: frozenset[int]) -> Judged:
-        """Judge the schedule that keeps a set, and keep it if it is the best so far."""
+    def cost_of(self, kept: frozenset[int]) -> Cost:
+        """Return the cost of the schedule that keeps a set, and remember the schedule if it is the best so far."""
         if kept not in self._seen:
             graph = self.problem.graph
             schedule = schedule_keeping(graph, kept)
             simulation = simulate(graph, schedule)
-            entry = Judged(max(0, simulation.peak_bytes - self.problem.budget_bytes), simulation.time)
-            self._seen[kept] = entry
-            if entry < self._best_key:
-                self.best, self._best_key = schedule, entry
+            cost = Cost(max(0, simulation.peak_bytes - self.problem.budget_bytes), simulation.time)
+            self._seen[kept] = cost
+            if cost < self._best_cost:
+                self.best, self._best_cost = schedule, cost
         return self._seen[kept]
 
 
-def _middles(simulated: dict[int, Judged]) -> list[int]:
-    """Return the capacities half way between the best one, the largest of equals, and its neighbors."""
-    known = sorted(simulated)
-    place = min(range(len(known)), key=lambda k: (simulated[known[k]], -k))
+def _middles(costs: dict[int, Cost]) -> list[int]:
+    """Return the capacities halfway between the best one, the largest of equals, and its neighbors."""
+    known = sorted(costs)
+    place = min(range(len(known)), key=lambda k: (costs[known[k]], -k))
     middles = {(known[place] + known[n]) // 2 for n in (place + 1, place - 1) if 0 <= n < len(known)}
     return sorted(middles - set(known), reverse=True)

@@ -1,4 +1,4 @@
-"""The stage program of Checkmate: a reference for small graphs."""
+"""The integer program of Checkmate over stages: a reference for small graphs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ SEARCH_SPACE = "stages"
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the fastest schedule of stages that fits.
 
-    A stage ends with the first run of one operation, in the input order; in it, each earlier
-    operation may run once more, in the input order too. One further stage may stand at the
-    end, for results that were dropped.
+    A stage ends with the first run of one operation, in the input order; within it, each earlier
+    operation may run once more, also in the input order. One more stage may follow at the end,
+    for results that were freed.
 
     Guarantee: optimal over such schedules when time and bound meet. Search space: "stages",
-    which leaves out schedules that run an operation twice in one stage, or out of the given
+    which leaves out schedules that run an operation twice in one stage, or out of the input
     order: the bound says nothing about those. When: graphs of up to `MOST_OPERATIONS`
-    operations; a reference for other solvers. Cost: O(n^2) binaries and O(n e) continuous
-    variables for e reads; seconds to minutes at n = 70. Memory: at most 256 MiB. Reference: Jain, Jain, Nrusimha,
-    Gholami, Abbeel, Keutzer, Stoica and Gonzalez 2020, "Checkmate: breaking the memory wall
-    with optimal tensor rematerialization", MLSys, section 4. Their FREE variables say when a
-    tensor goes; here a variable per pair of neighboring reads says whether it stays, which
-    describes the same schedules with fewer rows.
+    operations; a reference for other solvers. Cost: O(n^2) binary and O(n e) continuous
+    variables for e reads; seconds to minutes at n = 70. Memory: at most 256 MiB. Reference: Jain,
+    Jain, Nrusimha, Gholami, Abbeel, Keutzer, Stoica and Gonzalez 2020, "Checkmate: breaking the
+    memory wall with optimal tensor rematerialization", MLSys, section 4. Their FREE variables
+    state when a tensor is freed; here a variable per pair of neighboring reads states whether it
+    stays live, which describes the same schedules with fewer rows.
 
     Raises
     ------
@@ -53,11 +53,11 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     result = stages.program.minimize(deadline)
     bound = _bound(stages, result)
     if result.infeasible:
-        message = "proven: no schedule of stages fits; one outside of them may"
+        message = "proven: no schedule of stages fits; another one may"
         return Proposal(None, SEARCH_SPACE, bound=bound, messages=(message,))
     schedule = stages.schedule() if result.found else None
     if schedule is not None and simulate(graph, schedule).peak_bytes > budget:
-        # Bytes were rounded in the schedule's favor, for the sake of the bound: now the other way.
+        # Bytes were rounded down, so that the bound is true: now they are rounded up.
         stages = _Stages(graph, budget, deadline, cautious=True)
         schedule = stages.schedule() if stages.program.minimize(deadline).found else None
     messages = () if schedule is not None else ("no schedule of stages was found by the time limit",)
@@ -69,28 +69,28 @@ def _bound(stages: _Stages, result: MilpResult) -> float:
         return math.inf
     least = max(0.0, result.bound)
     if stages.units.exact:
-        # No schedule takes a fraction of a unit: what tolerances took off comes back.
+        # Times are integers: rounding up undoes the solver's tolerances.
         least = math.ceil(least - 1e-4)
     return (stages.first_runs + least) * stages.units.scale
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor in positions of the order: who makes it, who reads it."""
+    """A tensor with the positions of its producer and readers in the order."""
 
     number: int
-    maker: int
+    producer: int
     readers: tuple[int, ...]
     units: int
     is_result: bool
 
 
 class _Stages:
-    """The program: R[t, k], operation k runs again in stage t; S[t, i], tensor i stands before stage t.
+    """The integer program: R[t, k], operation k is recomputed in stage t; S[t, i], tensor i is live before stage t.
 
-    Between the moments at which a tensor is made or read within a stage, a variable per gap
-    says whether it stands. Given R and S their least values are 0 or 1, so they need not be
-    declared whole.
+    Between the moments at which a tensor is computed or read within a stage, a variable per gap
+    states whether it is live. For given R and S their least values are 0 or 1, so they need not
+    be declared as integers.
     """
 
     def __init__(self, graph: Graph, budget_bytes: int, deadline: Deadline, *, cautious: bool) -> None:
@@ -120,15 +120,15 @@ class _Stages:
         self._add_variables()
         for stage in range(len(self.again)):
             if deadline.passed:
-                # Nothing will be solved: `minimize` looks at the deadline first.
+                # Nothing will be solved: `minimize` checks the deadline first.
                 break
             self._add_stage(stage)
         for tensor in self.tensors:
             if tensor.is_result:
-                self.program.at_least("result_stands", [(self.stands[-1][tensor.number], 1.0)], 1)
+                self.program.at_least("result_live", [(self.live[-1][tensor.number], 1.0)], 1)
 
     def schedule(self) -> Schedule:
-        """Return the schedule that the variables stand for."""
+        """Return the schedule that the variables describe."""
         runs: list[int] = []
         for stage, again in enumerate(self.again):
             runs += [self.order[k] for k, variable in again.items() if is_set(variable)]
@@ -146,11 +146,11 @@ class _Stages:
             {k: self.program.binary(f"R_{t}_{k}", times[k]) for k in range(min(t, len(self.order))) if repeatable[k]}
             for t in range(stages)
         ]
-        self.stands: list[dict[int, pulp.LpVariable]] = [
+        self.live: list[dict[int, pulp.LpVariable]] = [
             {
                 tensor.number: self.program.binary(f"S_{t}_{tensor.number}")
                 for tensor in self.tensors
-                if tensor.maker < t
+                if tensor.producer < t
             }
             for t in range(stages + 1)
         ]
@@ -161,44 +161,44 @@ class _Stages:
         held: list[list[tuple[pulp.LpVariable, float]]] = [[] for _ in range(last + 1)]
         kept_by: dict[int, list[tuple[pulp.LpVariable, float]]] = {k: [] for k in again}
         for tensor in self.tensors:
-            if tensor.maker > last or tensor.maker == stage:
+            if tensor.producer > last or tensor.producer == stage:
                 continue
-            before, after = self.stands[stage][tensor.number], self.stands[stage + 1][tensor.number]
-            run = again.get(tensor.maker)
+            before, after = self.live[stage][tensor.number], self.live[stage + 1][tensor.number]
+            run = again.get(tensor.producer)
             readers = [k for k in tensor.readers if k == stage or k in again]
             gaps = [program.fraction(f"H_{stage}_{tensor.number}_{k}") for k in readers] + [after]
-            made = [(before, -1.0)] + ([(run, -1.0)] if run is not None else [])
-            # What stands after the moment of its making stood before, or was made.
-            program.at_most("made", [(gaps[0], 1.0), *made], 0)
+            computed = [(before, -1.0)] + ([(run, -1.0)] if run is not None else [])
+            # A tensor that is live after its producer's moment was live before, or was computed.
+            program.at_most("computed", [(gaps[0], 1.0), *computed], 0)
             if run is not None:
-                # What is made again is not held until then.
-                program.at_most("made_once", [(before, 1.0), (run, 1.0)], 1)
-                kept_by[tensor.maker].append((gaps[0], -1.0))
+                # A tensor that is recomputed is not live until then.
+                program.at_most("computed_once", [(before, 1.0), (run, 1.0)], 1)
+                kept_by[tensor.producer].append((gaps[0], -1.0))
             for earlier, later in pairwise(gaps):
-                # Once gone, it stays gone until the next stage.
-                program.at_most("gone", [(later, 1.0), (earlier, -1.0)], 0)
+                # A freed tensor stays freed until the next stage.
+                program.at_most("freed", [(later, 1.0), (earlier, -1.0)], 0)
             for k, gap in zip(readers, gaps, strict=False):
-                # Who reads it finds it.
+                # It is live at its readers.
                 terms = [(gap, 1.0)] if k == stage else [(gap, 1.0), (again[k], -1.0)]
                 program.at_least("read", terms, 1 if k == stage else 0)
             if tensor.units:
                 ends = [*readers, last]
-                starts = [tensor.maker, *readers]
-                for k in range(tensor.maker + 1):
+                starts = [tensor.producer, *readers]
+                for k in range(tensor.producer + 1):
                     held[k].append((before, tensor.units))
                 for gap, start, end in zip(gaps, starts, ends, strict=True):
                     for k in range(start + 1, end + 1):
                         held[k].append((gap, tensor.units))
         for k, terms in kept_by.items():
-            # Nobody computes again what is not read or kept.
+            # Only a tensor that is read or kept is recomputed.
             program.at_most("useful", [(again[k], 1.0), *terms], 0)
-        made_units = [0] * (last + 1)
+        output_units = [0] * (last + 1)
         for tensor in self.tensors:
-            if tensor.maker <= last:
-                made_units[tensor.maker] += tensor.units
+            if tensor.producer <= last:
+                output_units[tensor.producer] += tensor.units
         for k in range(last + 1):
-            # While an operation runs: what stands, what it makes, its workspace.
-            own = made_units[k] + self._workspace[k]
+            # While an operation runs: live tensors, its outputs, its workspace.
+            own = output_units[k] + self._workspace[k]
             if k == stage:
                 program.at_most("bytes", held[k], self._budget - own)
             elif k in again:

@@ -1,4 +1,4 @@
-"""Segments by a threshold of bytes, cut at articulation points."""
+"""Segments of at least a threshold of bytes, cut at articulation points."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ THRESHOLDS = 32
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-    """Return the fastest schedule that fits among those of greedy segments, over their threshold.
+    """Return the fastest schedule that fits among those of greedy segments with various thresholds.
 
-    The forward operations are walked in the input order, and the bytes that they make are
-    added up; at the first articulation point where the sum exceeds the threshold, a segment
-    ends. What crosses there is kept, and so is the last segment; the rest is computed again
-    when the backward phase needs it. Thresholds go from the smallest operation to the whole
-    forward phase in geometric steps; the paper's own search looks around one of them only.
+    The bytes that the forward operations allocate are added up in the input order; at the first
+    articulation point where the sum exceeds the threshold, a segment ends. The tensors that
+    cross there are kept, and so is the last segment; the rest is recomputed when the backward
+    phase needs it. Thresholds range from the smallest operation to the whole forward phase in
+    geometric steps; the search of the paper tries only values around one of them.
 
     Guarantee: none; without articulation points it is the save-everything schedule. Search
     space: input order. When: chains of uneven layers, and graphs that are chains of blocks.
-    Cost: two simulated schedules at most for each of `THRESHOLDS`. Memory: at most 16 MiB and 4 KiB an
+    Cost: at most two simulated schedules for each of `THRESHOLDS`. Memory: at most 16 MiB and 4 KiB an
     operation. Reference: Chen, Xu, Zhang and Guestrin 2016, "Training deep nets with sublinear
     memory cost", arXiv 1604.06174, Algorithm 3.
 
@@ -39,28 +39,28 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """
     graph = problem.graph
     forward = forward_operations(graph, "greedy-segments")
-    made, points = made_bytes(graph, forward), articulation_points(graph, forward)
-    cuts = [cut(made, points, threshold) for threshold in _thresholds(made)]
-    # What is left after the last cut may be little: the segment before may be kept as well.
+    written, points = written_bytes(graph, forward), articulation_points(graph, forward)
+    cuts = [cut(written, points, threshold) for threshold in _thresholds(written)]
+    # Little may be left after the last cut: the segment before it may be kept as well.
     cuts = list(dict.fromkeys(ends for full in cuts for ends in (full, full[:-1])))
     forms = [partial(_schedule, problem, forward, points, ends) for ends in cuts]
     return fastest_fitting(problem, forms, deadline)
 
 
-def made_bytes(graph: Graph, forward: Sequence[int]) -> list[int]:
+def written_bytes(graph: Graph, forward: Sequence[int]) -> list[int]:
     """Return, per forward operation, the bytes of the storages that it is the first to write."""
     index = graph.index
     seen: set[int] = set()
-    made = []
+    written = []
     for i in forward:
         storages = {index.storage_of[t] for t in index.outputs[i]} - seen
         seen |= storages
-        made.append(sum(index.storage_bytes[storage] for storage in storages))
-    return made
+        written.append(sum(index.storage_bytes[storage] for storage in storages))
+    return written
 
 
 def articulation_points(graph: Graph, forward: Sequence[int]) -> dict[int, frozenset[int]]:
-    """Return the positions after which the forward phase reads only what one operation made.
+    """Return the positions after which the forward phase reads only outputs of one earlier operation.
 
     Parameters
     ----------
@@ -96,17 +96,17 @@ def articulation_points(graph: Graph, forward: Sequence[int]) -> dict[int, froze
     return points
 
 
-def cut(made: Sequence[int], points: Mapping[int, object], threshold: float) -> tuple[int, ...]:
+def cut(written: Sequence[int], points: Mapping[int, object], threshold: float) -> tuple[int, ...]:
     """Return the positions at which a segment ends: Chen et al., Algorithm 3.
 
     Parameters
     ----------
-    made : sequence of int
-        Bytes that each forward operation makes.
+    written : sequence of int
+        Bytes of each forward operation, as from `written_bytes`.
     points : mapping of int to object
         Positions where a segment may end.
     threshold : float
-        Bytes that a segment must exceed to end.
+        Bytes that a segment must exceed before it ends.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def cut(made: Sequence[int], points: Mapping[int, object], threshold: float) -> 
     (1, 3)
     """
     ends, total = [], 0
-    for position, size in enumerate(made):
+    for position, size in enumerate(written):
         total += size
         if position in points and total > threshold:
             ends.append(position)
@@ -133,8 +133,8 @@ def _schedule(
     return schedule_keeping(problem.graph, kept)
 
 
-def _thresholds(made: Sequence[int]) -> list[float]:
-    """Return thresholds from the whole, where nothing is cut, to 0, where all points cut."""
-    total, least = sum(made), min((size for size in made if size), default=1)
+def _thresholds(written: Sequence[int]) -> list[float]:
+    """Return thresholds from the sum of all bytes, which cuts nothing, to 0, which cuts at every point."""
+    total, least = sum(written), min((size for size in written if size), default=1)
     ratio = max(total, 1) / least
     return [*(total / ratio ** (step / THRESHOLDS) for step in range(THRESHOLDS)), 0.0]

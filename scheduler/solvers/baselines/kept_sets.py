@@ -1,4 +1,4 @@
-"""A kept set as a schedule: what stands between the phases stays, the rest is computed again when it is needed."""
+"""Turn a kept set into a schedule: kept tensors stay live between the phases, the rest is recomputed on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def forward_operations(graph: Graph, solver: str) -> list[int]:
     ----------
     graph : Graph
     solver : str
-        Who asks; named in the error.
+        Name of the solver, for the error.
 
     Raises
     ------
@@ -27,23 +27,23 @@ def forward_operations(graph: Graph, solver: str) -> list[int]:
     forward = [i for i in graph.index.defaults if graph.operations[i].phase == "forward"]
     if not forward or len(forward) == len(graph.index.defaults):
         raise UnsuitableProblemError(
-            f'"{solver}" needs a forward and a backward phase, and this graph has only one: use "auto" or "ilp"'
+            f'"{solver}" needs a forward and a backward phase, but this graph has only one: use "auto" or "ilp"'
         )
     return forward
 
 
 def schedule_keeping(graph: Graph, kept: Iterable[int]) -> Schedule:
-    """Return the schedule that drops all but some tensors at the end of the forward phase.
+    """Return the schedule that frees all but some tensors at the end of the forward phase.
 
-    All operations first run in the input order; a backward operation computes again what it
-    finds missing, and what is computed again stands until its last reader.
+    All operations first run in the input order; a backward operation recomputes the inputs that
+    are missing, and recomputed tensors stay live until their last reader.
 
     Parameters
     ----------
     graph : Graph
     kept : iterable of int
-        Tensors; results, what the first backward operation reads, and what only non-repeatable
-        operations make are kept as well.
+        Tensors. Results, the inputs of the first backward operation, and the outputs of
+        non-repeatable operations are kept as well.
     """
     index = graph.index
     results = [t for t, result in enumerate(index.is_result) if result]

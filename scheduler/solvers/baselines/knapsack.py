@@ -1,4 +1,4 @@
-"""A knapsack over saved bytes: what PyTorch's partitioner does under `activation_memory_budget`."""
+"""A knapsack over saved bytes, as in PyTorch's partitioner with `activation_memory_budget`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from scheduler.solvers.baselines.kept_sets import forward_operations
 from scheduler.solvers.deadline import Deadline
 
 BUCKETS = 10_000
-"""Capacities told apart, as in PyTorch."""
-_GRID = 32
+"""Number of distinct capacities, as in PyTorch."""
+_GRID_CAPACITIES = 32
+"""Steps of the first grid of capacities."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-    """Return the fastest schedule that fits among those of a knapsack, over its capacities.
+    """Return the fastest schedule that fits among those of a knapsack with various capacities.
 
-    Of the storages that the forward phase makes, those are saved that are worth most time to
-    make again while their bytes keep to a capacity; the backward phase computes the rest again
-    when it needs it. PyTorch bounds these bytes by a
-    share of their sum and does not look at the peak; here the capacity is searched, on a grid
-    and then by halving, so that the simulated peak fits the budget.
+    Of the storages that the forward phase allocates, those with the largest total time to
+    recompute are saved whose bytes fit a capacity; the rest is recomputed when the backward phase
+    needs it. PyTorch bounds these bytes by a share of their sum and ignores the peak; here the
+    capacity is searched, on a grid and then by halving, so that the simulated peak fits the budget.
 
-    Guarantee: the knapsack is solved exactly for bytes in `BUCKETS` steps; the schedule has
-    none: what is worth saving depends on what else is saved, and the peak may stand elsewhere.
-    Search space: input order. When: to compare with what `torch.compile` does. Cost: O(n
-    `BUCKETS`) steps, and some 50 simulated schedules. Memory: at most 16 MiB and 16 KiB an operation.
-    Reference: PyTorch,
-    `torch._functorch.config.activation_memory_budget` with the solver "dp", Kellerer, Pferschy
-    and Pisinger 2004, "Knapsack problems", section 2.3 (dynamic programming).
+    Guarantee: the knapsack is solved exactly for bytes in `BUCKETS` steps; there is none for the
+    schedule: the value of saving a tensor depends on what else is saved, and the peak may be
+    elsewhere. Search space: input order. When: to compare with `torch.compile`. Cost:
+    O(n `BUCKETS`) steps and about 50 simulated schedules. Memory: at most 16 MiB and 16 KiB an
+    operation. Reference: PyTorch, `torch._functorch.config.activation_memory_budget` with the
+    solver "dp"; Kellerer, Pferschy and Pisinger 2004, "Knapsack problems", section 2.3 (dynamic
+    programming).
 
     Raises
     ------
@@ -41,12 +41,12 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """
     knapsack = Knapsack(problem.graph, forward_operations(problem.graph, "knapsack"))
     search = CapacitySearch(problem)
-    search.run(lambda capacity: [knapsack.saved(capacity)], BUCKETS, _GRID, deadline)
+    search.run(lambda capacity: [knapsack.saved(capacity)], BUCKETS, _GRID_CAPACITIES, deadline)
     return Proposal(search.best, "input order")
 
 
 class Knapsack:
-    """The 0-1 knapsack over the storages that the forward phase makes, for all capacities at once.
+    """The 0-1 knapsack over the storages that the forward phase allocates, for all capacities at once.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ class Knapsack:
         self._taken = self._solve([values[storage] for storage in self._items])
 
     def saved(self, capacity: int) -> frozenset[int]:
-        """Return the tensors saved by the best choice within a capacity.
+        """Return the tensors that the best choice within a capacity saves.
 
         Parameters
         ----------
         capacity : int
-            Of `BUCKETS` equal parts of all bytes; with all of them, everything is saved.
+            In `BUCKETS` equal parts of all bytes; with all of them, everything is saved.
         """
         chosen = list(self._free)
         if capacity >= BUCKETS:
@@ -92,7 +92,7 @@ class Knapsack:
         return frozenset(t for storage in chosen for t in self._tensors[storage])
 
     def _solve(self, values: list[float]) -> npt.NDArray[np.bool_]:
-        """best[c] = max(best[c], best[c - weight] + value), item after item; which were taken."""
+        """Return which items are taken, by best[c] = max(best[c], best[c - weight] + value), item by item."""
         best = np.zeros(BUCKETS + 1)
         taken = np.zeros((len(values), BUCKETS + 1), dtype=np.bool_)
         for number, (weight, value) in enumerate(zip(self._weights, values, strict=True)):

@@ -1,4 +1,4 @@
-"""Sequences of lower sets: cut the forward graph where little crosses, compute whole pieces again."""
+"""Sequences of lower sets: cut the forward graph where few bytes cross, and recompute whole pieces."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.jit import compiled
 
 MOST_LOWER_SETS = 400
-"""Graphs with more lower sets are served by the pruned family."""
+"""For graphs with more lower sets, the pruned family is used."""
 TIME_STEPS = 1024
-"""Times of the forward operations are rounded to so many steps in all, unless they are whole and fewer."""
-_GRID = 48
+"""Times are rounded to this many steps in total, unless they are integers of a smaller sum."""
+_GRID_CAPACITIES = 48
+"""Steps of the first grid of bounds on the estimated peak."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the fastest schedule that fits among those of lower-set sequences.
 
-    A lower set is closed under "what it reads". Along a sequence of lower sets, the forward
-    phase keeps of each piece only what later pieces read; the backward phase computes a piece
-    again when it needs it. The published program finds, for a bound on its estimate of the
-    peak, the sequence with the least time computed again, or with the most ("memory-centric":
-    less is cached, and exact lifetimes often turn that into a smaller peak). Here that bound
-    is searched, and each sequence is replayed with exact lifetimes, with the last piece kept
-    and dropped.
+    A lower set contains the inputs of all its operations. Along a sequence of lower sets, the
+    forward phase keeps only those outputs of each piece that later pieces read; the backward
+    phase recomputes a piece when it needs it. The published dynamic program finds, for a bound on
+    its estimate of the peak, the sequence with the least recomputed time, or with the most
+    ("memory-centric": less is cached, and with exact lifetimes the peak is often smaller). Here
+    that bound is searched, and each sequence is simulated with exact lifetimes, with the last
+    piece kept and freed.
 
-    Guarantee: the program is exact, for times in `TIME_STEPS`, over all lower sets where
-    there are up to `MOST_LOWER_SETS`, else over those of the pruned family, the sets that one
-    operation needs; the schedule has none, since the estimate is not the peak. Search space:
-    input order. When: to compare; forward graphs that are narrow. Cost: some 70 programs of
-    O(t s^2) steps for s lower sets and t units of time. Memory: at most 64 MiB and 8 KiB an
-    operation. Reference: Kusumoto, Inoue, Watanabe, Akiba and Koyama 2019, "A graph theoretic
-    framework of recomputation algorithms for memory-efficient backpropagation", NeurIPS, sections
-    3 and 4.
+    Guarantee: the program is exact, for times in `TIME_STEPS`, over all lower sets if there are
+    at most `MOST_LOWER_SETS`, else over those of the pruned family, the sets that one operation
+    needs; there is none for the schedule, since the estimate is not the peak. Search space:
+    input order. When: to compare; narrow forward graphs. Cost: about 70 programs of O(t s^2)
+    steps for s lower sets and t units of time. Memory: at most 64 MiB and 8 KiB an operation.
+    Reference: Kusumoto, Inoue, Watanabe, Akiba and Koyama 2019, "A graph theoretic framework of
+    recomputation algorithms for memory-efficient backpropagation", NeurIPS, sections 3 and 4.
 
     Raises
     ------
@@ -58,19 +58,19 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         messages = (f"more than {MOST_LOWER_SETS} lower sets: only {len(family)} of the pruned family were used",)
     program = SequenceProgram(forward, family)
     search = CapacitySearch(problem)
-    search.grade(forward.tensors_of((1 << len(forward.reads)) - 1))
+    search.cost_of(forward.tensors_of((1 << len(forward.reads)) - 1))
 
-    def replays(most_bytes: float) -> list[frozenset[int]]:
+    def kept_sets(most_bytes: float) -> list[frozenset[int]]:
         return [kept for sequence in program.extremes(most_bytes, deadline) for kept in _kept(forward, sequence)]
 
     unbounded = program.extremes(math.inf, deadline)
     if unbounded:
-        search.run(replays, max(map(program.estimate, unbounded)), _GRID, deadline)
+        search.run(kept_sets, max(map(program.estimate, unbounded)), _GRID_CAPACITIES, deadline)
     return Proposal(search.best, "input order", messages=messages)
 
 
 def _kept(forward: ForwardGraph, sequence: Sequence[int]) -> tuple[frozenset[int], frozenset[int]]:
-    """Return what a sequence keeps at the end of the forward phase, with and without its last piece."""
+    """Return the tensors that a sequence keeps at the end of the forward phase, with and without its last piece."""
     cached = forward.cached(sequence)
     return forward.tensors_of(cached | sequence[-1] & ~sequence[-2]), forward.tensors_of(cached)
 
@@ -82,12 +82,12 @@ class ForwardGraph:
     Attributes
     ----------
     reads : tuple of int
-        Per operation, those that make what it reads.
+        Per operation, the operations that produce its inputs.
     times : tuple of float
     sizes : tuple of int
-        Bytes that each makes.
+        Bytes that each allocates.
     outputs : tuple of tuple of int
-        Tensors that each makes.
+        Tensors that each produces.
     """
 
     reads: tuple[int, ...]
@@ -99,19 +99,19 @@ class ForwardGraph:
     def of(cls, graph: Graph, forward: Sequence[int]) -> ForwardGraph:
         """Return the forward graph of needed forward operations."""
         index = graph.index
-        maker: dict[int, int] = {}
+        producer: dict[int, int] = {}
         reads: list[int] = []
         sizes: list[int] = []
         for number, i in enumerate(forward):
-            reads.append(sum({1 << maker[t] for t in index.inputs[i] if t in maker}))
+            reads.append(sum({1 << producer[t] for t in index.inputs[i] if t in producer}))
             sizes.append(index.allocated_bytes[i])
             for tensor in index.outputs[i]:
-                maker.setdefault(tensor, number)
+                producer.setdefault(tensor, number)
         times = tuple(graph.operations[i].time for i in forward)
         return cls(tuple(reads), times, tuple(sizes), tuple(index.outputs[i] for i in forward))
 
     def boundary(self, lower_set: int) -> int:
-        """Return the operations of a lower set that others read."""
+        """Return the operations of a lower set whose outputs others read."""
         return self.read_by(~lower_set) & lower_set
 
     def readers_of(self, lower_set: int) -> int:
@@ -121,7 +121,7 @@ class ForwardGraph:
         )
 
     def read_by(self, operations: int) -> int:
-        """Return what the operations read."""
+        """Return the operations whose outputs some operations read."""
         found = 0
         for number, read in enumerate(self.reads):
             if operations >> number & 1:
@@ -136,7 +136,7 @@ class ForwardGraph:
         return found
 
     def tensors_of(self, operations: int) -> frozenset[int]:
-        """Return the tensors that the operations make."""
+        """Return the tensors that the operations produce."""
         return frozenset(t for number in _members(operations) for t in self.outputs[number])
 
 
@@ -156,9 +156,9 @@ def all_lower_sets(reads: Sequence[int], most: int) -> list[int] | None:
 
 
 def pruned_lower_sets(reads: Sequence[int], most: int) -> list[int]:
-    """Return per operation the lower set that it needs, itself included; the empty and the full one as well.
+    """Return, per operation, the lower set that it needs, itself included, and the empty and the full one.
 
-    Of more than `most`, an even choice by size.
+    If these are more than `most`, an even choice by size is returned.
     """
     needs: list[int] = []
     for number, read in enumerate(reads):
@@ -188,20 +188,20 @@ class SequenceProgram:
         members = _matrix(family, width)
         boundaries = _matrix([forward.boundary(lower_set) for lower_set in family], width)
         readers = [forward.readers_of(lower_set) for lower_set in family]
-        beside = [forward.read_by(reader) & ~lower_set for reader, lower_set in zip(readers, family, strict=True)]
+        others = [forward.read_by(reader) & ~lower_set for reader, lower_set in zip(readers, family, strict=True)]
         sizes = np.array(forward.sizes, dtype=np.float64)
-        times = _whole_times(forward.times)
+        times = _integer_times(forward.times)
         counts = members.sum(axis=1)
         bytes_in, time_in = members @ sizes, members @ times
-        around = _matrix(readers, width) @ sizes + _matrix(beside, width) @ sizes
-        # Row: the lower set after; column: the one before. A step adds the piece between them.
+        around = _matrix(readers, width) @ sizes + _matrix(others, width) @ sizes
+        # Row: the later lower set; column: the earlier one. A step adds the piece between them.
         self._adds = (boundaries @ sizes)[:, None] - (boundaries * sizes) @ members.T
         kept = (boundaries @ times)[:, None] - (boundaries * times) @ members.T
         self._again = (time_in[:, None] - time_in[None, :] - kept).astype(np.int64)
-        # Beside what is cached: the piece and its gradients, and what its gradients are made of.
+        # In addition to the cached bytes: the piece and its gradients, and the inputs of these gradients.
         self._needs = 2 * (bytes_in[:, None] - bytes_in[None, :]) + around[:, None]
         smaller = (members @ members.T == counts[None, :]) & (counts[None, :] < counts[:, None])
-        # NaN fits under no bound.
+        # NaN is within no bound.
         self._needs[~smaller] = np.nan
         self._table = np.empty((len(family), int(times.sum()) + 1))
         self._before = np.empty(self._table.shape, dtype=np.int64)
@@ -216,19 +216,19 @@ class SequenceProgram:
         return math.ceil(peak)
 
     def extremes(self, most_bytes: float, deadline: Deadline) -> list[list[int]]:
-        """Return the sequences with the least and the most time computed again within a bound on the peak.
+        """Return the sequences with the least and the most recomputed time within a bound on the peak.
 
         Parameters
         ----------
         most_bytes : float
-            On the estimate of the peak: what is cached before a piece, twice the piece, what
-            reads it outside, and what is read beside it there.
+            Of the estimated peak: the bytes cached before a piece, twice the piece, its readers
+            outside, and the other inputs of these readers.
         deadline : Deadline
 
         Returns
         -------
         list of list of int
-            Lower sets from the empty to the full one; none if nothing fits or the time is up.
+            Lower sets from the empty to the full one; empty if nothing fits or the time is up.
         """
         self._table.fill(np.inf)
         self._table[0, 0] = 0.0
@@ -254,20 +254,20 @@ class SequenceProgram:
 
 @compiled()
 def _fill(needs, adds, again, most_bytes, after, table, before):  # type: ignore[no-untyped-def]
-    """opt[L', t + T(piece)] = min over L of opt[L, t] + M(what the piece adds), where the estimated peak fits."""
+    """Fill opt[L', t + T(piece)] = min over L of opt[L, t] + M(bytes the piece adds) where the estimated peak fits."""
     for row in range(after):
         if not needs[row] <= most_bytes:
             continue
-        room = most_bytes - needs[row]
+        most_cached = most_bytes - needs[row]
         for time in range(table.shape[1] - again[row]):
             cached = table[row, time]
-            if cached <= room and cached + adds[row] < table[after, time + again[row]]:
+            if cached <= most_cached and cached + adds[row] < table[after, time + again[row]]:
                 table[after, time + again[row]] = cached + adds[row]
                 before[after, time + again[row]] = row
 
 
-def _whole_times(times: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Return times in whole steps: as they are if whole and few in all, else rounded to `TIME_STEPS` in all."""
+def _integer_times(times: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Return times as integers: unchanged if they are such, of a small sum; else rounded to `TIME_STEPS` in total."""
     found = np.array(times, dtype=np.float64)
     total = math.fsum(times)
     if total <= TIME_STEPS and np.array_equal(found, np.rint(found)):

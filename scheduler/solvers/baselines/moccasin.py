@@ -1,4 +1,4 @@
-"""Retention intervals: when each tensor is held, decided by constraint programming."""
+"""Retention intervals: constraint programming decides when each tensor is live."""
 
 from __future__ import annotations
 
@@ -23,29 +23,28 @@ if TYPE_CHECKING:
 MOST_OPERATIONS = 160
 SEARCH_SPACE = "two intervals"
 _TIME_BITS = 48
-"""CP-SAT computes in whole numbers of 64 bits."""
-_SECONDS_BETWEEN_LOOKS = 0.05
-"""At whether somebody asked for the answer."""
+"""Bits of the sum of all times; CP-SAT computes with integers of 64 bits."""
+_POLL_SECONDS = 0.05
+"""Time between two checks whether the search was cancelled."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-    """Return the fastest schedule in which each tensor is held for at most two intervals.
+    """Return the fastest schedule in which each tensor is live for at most two intervals.
 
-    Time is a row of events: stage j has one for each operation up to the j-th in the given
-    order, and its last is that operation's first run. An operation runs at the event of its
-    first run, and once more, or not, at an event of a later stage; what it makes is held from
-    each run to an end that is free. The bytes held at an event keep to the budget. One
-    further stage may stand at the end, for results that were dropped.
+    Time is a sequence of events: stage j has one for each operation up to the j-th in the input
+    order, and its last event is the first run of that operation. An operation runs at the event
+    of its first run, and at most once more, at an event of a later stage; its outputs are live
+    from each run to an end that is a variable. The bytes live at an event stay within the
+    budget. One more stage may follow at the end, for results that were freed.
 
     Guarantee: optimal over such schedules when time and bound meet. Search space: "two
     intervals", which leaves out schedules that run an operation three times, or out of the
     input order within a stage: the bound says nothing about those. When: irregular graphs of
-    up to about 100 operations. Cost: seconds to minutes; `MOST_OPERATIONS` at most. Memory: at most
-    256 MiB. Reference:
-    Bartan, Li, Teague, Lott and Dilkina 2023, "Moccasin: efficient tensor rematerialization
-    for neural networks", ICML, section 2, with C = 2. Unlike there, an interval may end after
-    the last first run of a reader (without that, feasible problems can seem infeasible), and
-    no lengths of intervals are left out.
+    up to about 100 operations. Cost: seconds to minutes, for at most `MOST_OPERATIONS` operations.
+    Memory: at most 256 MiB. Reference: Bartan, Li, Teague, Lott and Dilkina 2023, "Moccasin:
+    efficient tensor rematerialization for neural networks", ICML, section 2, with C = 2. Unlike
+    there, an interval may end after the last first run of a reader (otherwise feasible problems
+    can seem infeasible), and no lengths of intervals are excluded.
 
     Raises
     ------
@@ -66,7 +65,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     solver.parameters.random_seed = seed
     # One worker: as fast as several on two cores, and deterministic.
     solver.parameters.num_workers = 1
-    # Its own answer to Ctrl-C leaves the signal to the operating system, which ends the process at the next one.
+    # The handler that CP-SAT installs for Ctrl-C restores the system's default, which ends the process at the next one.
     solver.parameters.catch_sigint_signal = False
     status = _solve(solver, program.model, deadline)
     if status == cp.INFEASIBLE:
@@ -80,11 +79,11 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
 
 def _solve(solver: cp_model.CpSolver, model: cp_model.CpModel, deadline: Deadline) -> object:
-    """Solve in a thread of its own, so that this one hears Ctrl-C and who stops the deadline."""
+    """Solve in a thread of its own, so that this one can handle Ctrl-C and a cancelled deadline."""
     with ThreadPoolExecutor(1) as pool:
         solving = pool.submit(solver.solve, model)
         try:
-            while wait([solving], timeout=_SECONDS_BETWEEN_LOOKS).not_done:
+            while wait([solving], timeout=_POLL_SECONDS).not_done:
                 if deadline.stopped:
                     solver.stop_search()
         finally:
@@ -101,7 +100,7 @@ def _load_cp_sat() -> ModuleType:
         ) from error
     except ImportError as error:
         raise MissingExtraError(
-            f"OR-tools cannot be loaded ({error}); beside highspy 1.15 it cannot:"
+            f"OR-tools cannot be loaded ({error}); it does not work together with highspy 1.15:"
             ' pip install "highspy<1.14", or use "ilp" or "auto"'
         ) from error
     return cp_model
@@ -109,14 +108,14 @@ def _load_cp_sat() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run of an operation: its event, and a literal that says whether it is, as a first run always is."""
+    """A run of an operation: its event, and a literal for whether it takes place; a first run always does."""
 
     event: int | cp_model.IntVar
     present: cp_model.IntVar
 
 
 class _Intervals:
-    """The program, over the needed operations in the input order."""
+    """The constraint program over the needed operations in the input order."""
 
     def __init__(self, graph: Graph, budget_bytes: int, cp: ModuleType) -> None:
         self.graph, self.order = graph, graph.index.defaults
@@ -126,16 +125,16 @@ class _Intervals:
         self._units = time_units(graph, _TIME_BITS)
         self._stages = len(self.order) + any(graph.index.is_result)
         self._end = _event(self._stages, 0)
-        """One after the last event."""
+        """The event after the last one."""
         self._again = [self._second_run(k) for k in range(len(self.order))]
         self._ends: dict[int, list[cp_model.IntVar]] = {}
-        self._maker = {tensor: k for k, i in enumerate(self.order) for tensor in graph.index.outputs[i]}
+        self._producer = {tensor: k for k, i in enumerate(self.order) for tensor in graph.index.outputs[i]}
         self._intervals: list[cp_model.IntervalVar] = []
         self._demands: list[int] = []
         for k in range(len(self.order)):
             self._hold_outputs(k)
         for k in range(len(self.order)):
-            self._serve_inputs(k)
+            self._require_inputs(k)
         self.model.add_cumulative(self._intervals, self._demands, budget_bytes - graph.resident_bytes)
         self.model.minimize(
             sum(
@@ -146,13 +145,13 @@ class _Intervals:
         )
 
     def bound(self, extra: float) -> float:
-        """Return the lower bound on the time of the graph that one on the objective gives."""
-        # No schedule takes a fraction of a unit: what tolerances took off comes back.
+        """Return the lower bound on the time of the graph that follows from one on the objective."""
+        # Times are integers: rounding up undoes the solver's tolerances.
         least = max(0, math.ceil(extra - 1e-4)) if math.isfinite(extra) else 0
         return math.fsum([*(self._units.times[i] for i in self.order), least]) * self._units.scale
 
     def schedule(self, solver: cp_model.CpSolver) -> Schedule:
-        """Return the schedule that the solver's answer stands for."""
+        """Return the schedule that the solver's solution describes."""
         runs = [(_event(k, k), i) for k, i in enumerate(self.order)]
         for i, run in zip(self.order, self._again, strict=True):
             if run is not None and solver.boolean_value(run.present):
@@ -183,23 +182,23 @@ class _Intervals:
                 ends.append(end)
             again = self._again[k]
             if again is not None:
-                # What is made again is not held until then.
+                # A tensor that is recomputed is not live until then.
                 self.model.add(ends[0] <= again.event).only_enforce_if(again.present)
             if index.is_result[tensor]:
-                # A result stands at the end, from its last run on.
+                # A result is live from its last run to the end.
                 self.model.add(ends[-1] == self._end).only_enforce_if(self._runs(k)[-1].present)
                 if again is not None:
                     self.model.add(ends[0] == self._end).only_enforce_if(~again.present)
 
-    def _serve_inputs(self, k: int) -> None:
+    def _require_inputs(self, k: int) -> None:
         for tensor in self.graph.index.inputs[self.order[k]]:
             if not self.graph.index.is_resident[tensor]:
                 for run in self._runs(k):
-                    self._serve(tensor, run)
+                    self._require(tensor, run)
 
-    def _serve(self, tensor: int, run: _Run) -> None:
-        """Who reads a tensor finds it: held since its first run, or since its second."""
-        ends, again = self._ends[tensor], self._again[self._maker[tensor]]
+    def _require(self, tensor: int, run: _Run) -> None:
+        """Require that an input is live at a run: since its first run, or since its second."""
+        ends, again = self._ends[tensor], self._again[self._producer[tensor]]
         if again is None:
             self.model.add(ends[0] > run.event).only_enforce_if(run.present)
             return
@@ -210,7 +209,7 @@ class _Intervals:
         self.model.add(ends[1] > run.event).only_enforce_if(run.present, second)
 
     def _add_interval(self, run: _Run, end: cp_model.IntVar | cp_model.LinearExpr | int, size_bytes: int) -> None:
-        """Hold that many bytes from a run to an end, which is the first event without them."""
+        """Add bytes that are live from a run to an end, which is the first event without them."""
         if size_bytes:
             length = self.model.new_int_var(1, self._end, "")
             interval = self.model.new_optional_interval_var(run.event, length, end, run.present, "")

@@ -1,4 +1,4 @@
-"""Keep nothing: the small end of every frontier."""
+"""Save nothing: the smallest-memory extreme."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ MOST_RUNS = 1_000_000
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-    """Return the schedule in which every backward operation computes its forward inputs anew.
+    """Return the schedule in which every backward operation recomputes its forward inputs.
 
-    Without a backward phase every operation computes its inputs anew. Guarantee: none; on a
-    uniform chain O(1) memory and O(n^2) time. Search space: input order (one schedule of
-    it). Cost: as many steps as the schedule has runs, at most `MOST_RUNS`. Memory: at most 256
-    MiB.
+    Without a backward phase, every operation recomputes its inputs.
+
+    Guarantee: none; on a uniform chain O(1) memory and O(n^2) time. Search space: input order
+    (one schedule of it). Cost: linear in the number of runs, at most `MOST_RUNS`. Memory: at most
+    256 MiB.
 
     Raises
     ------
@@ -36,7 +37,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         walk.run(i)
         if len(walk.runs) > MOST_RUNS:
             raise UnsuitableProblemError(
-                f"keeping nothing takes more than {MOST_RUNS} runs on this graph of {len(operations)} operations;"
+                f"saving nothing takes more than {MOST_RUNS} runs on this graph of {len(operations)} operations:"
                 ' use "segments", "greedy" or "auto"'
             )
     walk.ensure(t for t, result in enumerate(index.is_result) if result)

@@ -1,4 +1,4 @@
-"""Save everything: the fast end of every frontier, and PyTorch's default."""
+"""Save everything: the fastest extreme, and PyTorch's default."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.solvers.deadline import Deadline
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the save-everything schedule.
 
-    Guarantee: none on memory; no schedule in which every operation runs by its default is
+    Guarantee: none on memory; no schedule that uses only default operations is
     faster. Search space: input order (one schedule of it). Cost: linear. Memory: at most 16 MiB
     and 1 KiB an operation.
     """

@@ -1,4 +1,4 @@
-"""Equal segments: keep what crosses their boundaries, compute the inside again."""
+"""Equal segments: keep the tensors that cross their boundaries, recompute those inside."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from scheduler.graph.chain import Chain
 
 _STEPS = 12
-"""Numbers of segments from 1 to all, in geometric steps."""
+"""Geometric steps from one segment to as many as there are layers."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the schedule of sqrt(n) equal segments or, if it does not fit, the fastest other that does.
 
     The n layers of a chain, or the forward operations of a graph in the input order, are cut
-    into k runs of equal length. The backward phase keeps only what crosses a boundary and
-    computes each segment again when its backward begins. If k = sqrt(n) does not fit, other k
-    are tried in geometric steps, and on a chain the recursive form: segments that are cut into
-    segments again, on 2 levels and more, down to halves of halves.
+    into k segments of equal length. Only tensors that cross a boundary are kept for the backward
+    phase, and each segment is recomputed when its backward begins. If k = sqrt(n) does not fit,
+    other k are tried in geometric steps, and on a chain the recursive form: segments that are cut
+    into segments, on two or more levels, down to halves of halves.
 
     Guarantee: none. On a uniform chain, O(sqrt n) memory and at most one extra forward; with
     the recursive form O(log n) memory and O(n log n) time. Search space: input order. Cost:
@@ -57,39 +57,39 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 def fastest_fitting(
     problem: Problem, forms: Sequence[Callable[[], Schedule]], deadline: Deadline, *, take_first: bool = False
 ) -> Proposal:
-    """Return the fastest of some schedules that fits, or else the one that is least over budget.
+    """Return the fastest of some schedules that fits, or else the one that exceeds the budget least.
 
     Parameters
     ----------
     problem : Problem
     forms : sequence of callable
-        Each makes a schedule in the input order; the first is made even out of time.
+        Each returns a schedule in the input order; the first is called even if the deadline has passed.
     deadline : Deadline
     take_first : bool
-        Whether the first is the answer if it fits, however fast the others are.
+        Whether the first is the answer if it fits, even if others are faster.
     """
-    best, best_key = None, (math.inf, math.inf)
+    best, best_cost = None, (math.inf, math.inf)
     for number, form in enumerate(forms):
         schedule = form()
-        simulated = simulate(problem.graph, schedule)
-        over = max(0, simulated.peak_bytes - problem.budget_bytes)
-        if (over, simulated.time) < best_key:
-            best, best_key = schedule, (over, simulated.time)
+        simulation = simulate(problem.graph, schedule)
+        over = max(0, simulation.peak_bytes - problem.budget_bytes)
+        if (over, simulation.time) < best_cost:
+            best, best_cost = schedule, (over, simulation.time)
         if (take_first and number == 0 and over == 0) or deadline.passed:
             break
-    # On a chain a bound is cheap; elsewhere it is the caller's affair.
+    # On a chain a bound is cheap; on other graphs the caller supplies it.
     bound = one_cut_bound(chain_costs(problem.chain), problem.budget_bytes) if problem.chain else 0.0
     return Proposal(best, "input order", bound=bound, global_bound=bound, infeasible=bound == math.inf)
 
 
 def graph_schedule(graph: Graph, segments: int) -> Schedule:
-    """Return the schedule that keeps only what crosses the boundaries of equal segments.
+    """Return the schedule that keeps only tensors that cross the boundaries of equal segments.
 
     Parameters
     ----------
     graph : Graph
     segments : int
-        Number of runs of equal length that the forward operations are cut into.
+        Number of segments of equal length into which the forward operations are cut.
     """
     index = graph.index
     forward = forward_operations(graph, "segments")
@@ -104,16 +104,16 @@ def graph_schedule(graph: Graph, segments: int) -> Schedule:
 
 
 def chain_schedule(chain: Chain, segments: int, *, levels: int = 1) -> Schedule:
-    """Return the schedule of a chain cut into equal segments, each cut again on the next level.
+    """Return the schedule of a chain cut into equal segments, each of which is cut on the next level.
 
-    The segments of the last level are run with saving. On one level the input of each segment
-    is kept, and all but the last segment run forward twice.
+    The segments of the last level run with saving. With one level, the input of each segment is
+    kept, and all but the last segment run forward twice.
 
     Parameters
     ----------
     chain : Chain
     segments : int
-        On each level, as far as there are layers.
+        Per level; at most one per layer.
     levels : int
         1 for k equal segments; log2(n) with two segments for the recursive form.
     """
@@ -123,7 +123,7 @@ def chain_schedule(chain: Chain, segments: int, *, levels: int = 1) -> Schedule:
 
 
 def chain_schedule_from(chain: Chain, starts: Sequence[int]) -> Schedule:
-    """Return the schedule of a chain whose segments begin at these layers, ascending from 0."""
+    """Return the schedule of a chain whose segments begin at the given layers, ascending from 0."""
     runs = ChainRuns(chain)
     _run_segments(runs, starts, len(chain.layers), lambda segment: _run_saving(runs, segment))
     return runs.schedule()
@@ -138,12 +138,12 @@ def _run_levels(runs: ChainRuns, layers: range, segments: int, levels: int) -> N
     _run_segments(runs, starts, layers.stop, lambda segment: _run_levels(runs, segment, segments, levels - 1))
 
 
-def _run_segments(runs: ChainRuns, starts: Sequence[int], stop: int, work_off: Callable[[range], None]) -> None:
+def _run_segments(runs: ChainRuns, starts: Sequence[int], stop: int, run_segment: Callable[[range], None]) -> None:
     """Run forward to the last segment, then each segment forward and backward, the last first."""
     for layer in range(starts[0], starts[-1]):
         runs.forward(layer)
     for first, end in reversed(list(pairwise([*starts, stop]))):
-        work_off(range(first, end))
+        run_segment(range(first, end))
 
 
 def _run_saving(runs: ChainRuns, layers: range) -> None:
@@ -154,7 +154,7 @@ def _run_saving(runs: ChainRuns, layers: range) -> None:
 
 
 def _chain_forms(chain: Chain) -> list[Callable[[], Schedule]]:
-    """Return makers of schedules: sqrt(n) segments, other numbers, then two levels and more."""
+    """Return functions that build schedules: sqrt(n) segments, other numbers, then two or more levels."""
     count = len(chain.layers)
     deeper = range(2, count.bit_length())
     return [
@@ -164,6 +164,6 @@ def _chain_forms(chain: Chain) -> list[Callable[[], Schedule]]:
 
 
 def _numbers(most: int) -> list[int]:
-    """Return numbers of segments to try, sqrt first."""
+    """Return the numbers of segments to try, the square root first."""
     steps = sorted({max(1, round(most ** (step / _STEPS))) for step in range(_STEPS + 1)})
     return list(dict.fromkeys([max(1, round(math.sqrt(most))), *steps]))

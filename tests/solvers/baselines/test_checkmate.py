@@ -1,4 +1,4 @@
-"""The stage program against every schedule of stages, simulated one by one."""
+"""The integer program of stages against every schedule of stages, simulated one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_it_is_the_best_of_all_schedules_of_stages(graph: sc.Graph, tighter: int
 
 
 @pytest.mark.parametrize("budget", range(16, 33, 4))
-def test_on_a_chain_of_six_stages_lose_nothing(budget: int) -> None:
+def test_stages_contain_the_optimum_of_a_chain_of_six(budget: int) -> None:
     graph = uniform_chain(6)
     solution = sc.solve(graph, budget, solver="checkmate", reorder=False)
     assert solution.status is sc.Status.OPTIMAL
@@ -39,7 +39,7 @@ def test_its_bound_says_nothing_about_other_schedules() -> None:
     assert solution.bound == solution.time > solution.global_bound == Problem(graph, 0).least_time
 
 
-def test_bytes_that_do_not_fit_the_program_are_rounded_and_simulated() -> None:
+def test_bytes_that_are_too_large_for_coefficients_are_rounded_and_simulated() -> None:
     # Sizes are odd and above 2^40: three tensors of x fit, and x0 (resident), x1, x2, x3, g3 do not.
     size = 2**40 + 1
     graph = uniform_chain(3, size=size)
@@ -65,7 +65,7 @@ def test_the_time_limit_holds_while_the_program_is_built() -> None:
     assert proposal.bound == problem.baseline.time
 
 
-def test_what_it_cannot_express_is_refused() -> None:
+def test_a_graph_that_it_cannot_express_is_rejected() -> None:
     with pytest.raises(UnsuitableProblemError, match="up to 80 operations"):
         sc.solve(uniform_chain(40), "50%", solver="checkmate")
     view = sc.Graph(
@@ -78,5 +78,5 @@ def test_what_it_cannot_express_is_refused() -> None:
     either = sc.Graph(
         [sc.Operation("a", [], ["x"], 1.0), sc.Operation("b", [], ["x"], 2.0)], [sc.Tensor("x", 1)], results=["x"]
     )
-    with pytest.raises(UnsuitableProblemError, match="no alternatives"):
+    with pytest.raises(UnsuitableProblemError, match="does not support alternatives"):
         sc.solve(either, 10, solver="checkmate")

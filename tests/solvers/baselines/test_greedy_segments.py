@@ -1,4 +1,4 @@
-"""Greedy segments: where graphs can be cut, what the threshold does, and what is kept."""
+"""Greedy segments: cut points, the threshold, and the kept tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 import scheduler as sc
 from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem
-from scheduler.solvers.baselines.greedy_segments import articulation_points, cut, made_bytes, propose
+from scheduler.solvers.baselines.greedy_segments import articulation_points, cut, propose, written_bytes
 from scheduler.solvers.baselines.kept_sets import forward_operations
 from scheduler.solvers.baselines.segments import chain_schedule_from
 from scheduler.solvers.deadline import Deadline
@@ -34,13 +34,13 @@ def test_residual_blocks_are_cut_only_after_their_addition() -> None:
     forward = forward_operations(graph, "test")
     points = articulation_points(graph, forward)
     names = {graph.operations[forward[position]].name for position in points}
-    # The first block's residual input is resident: nothing crosses beside its own operations.
+    # The first block's residual input is resident: only outputs of its own operations cross.
     assert names == {"conv0", "norm0", "relu0", "add0", "add1", "add2"}
     crossing = {graph.tensors[t].name for tensors in points.values() for t in tensors}
     assert crossing == {"conv0", "norm0", "relu0", "x1", "x2", "x3"}
 
 
-def test_a_tensor_read_far_behind_forbids_every_cut_that_it_crosses() -> None:
+def test_a_tensor_with_a_distant_reader_forbids_every_cut_that_it_crosses() -> None:
     names = ["x0", "a", "b", "c", "d", "g"]
     operations = [
         sc.Operation("fa", ["x0"], ["a"], 1.0),
@@ -71,14 +71,14 @@ def test_what_crosses_a_cut_is_all_that_later_forward_operations_read_of_earlier
             assert {graph.tensors[t].name for t in points[position]} == made & read
 
 
-def test_a_segment_ends_at_the_first_point_past_the_threshold_and_the_sum_begins_anew() -> None:
-    made = [3, 3, 5, 1, 1, 9, 2]
+def test_a_segment_ends_at_the_first_point_past_the_threshold_and_the_sum_restarts() -> None:
+    written = [3, 3, 5, 1, 1, 9, 2]
     everywhere = dict.fromkeys(range(6))
-    assert cut(made, everywhere, 0) == (0, 1, 2, 3, 4, 5)
-    assert cut(made, everywhere, 5) == (1, 3, 5)
-    assert cut(made, everywhere, 6) == (2, 5)
-    assert cut(made, {3: None}, 5) == (3,)
-    assert cut(made, everywhere, 24) == ()
+    assert cut(written, everywhere, 0) == (0, 1, 2, 3, 4, 5)
+    assert cut(written, everywhere, 5) == (1, 3, 5)
+    assert cut(written, everywhere, 6) == (2, 5)
+    assert cut(written, {3: None}, 5) == (3,)
+    assert cut(written, everywhere, 24) == ()
 
 
 def test_shared_storages_are_counted_once() -> None:
@@ -89,7 +89,7 @@ def test_shared_storages_are_counted_once() -> None:
         sc.Operation("b", ["view"], ["g"], 1.0, phase="backward"),
     ]
     graph = sc.Graph(operations, tensors, resident=["x"], results=["g", "view"])
-    assert made_bytes(graph, forward_operations(graph, "test")) == [8, 0]
+    assert written_bytes(graph, forward_operations(graph, "test")) == [8, 0]
 
 
 def test_a_large_budget_saves_everything() -> None:
@@ -106,8 +106,8 @@ def test_on_an_uneven_chain_some_threshold_is_as_good_as_the_best_two_segments()
         for starts in combinations(range(1, 8), count)
     ]
     least = min(entry.peak_bytes for entry in by_hand)
-    simulated = solve_greedily(chain.graph, least, chain)
-    assert simulated.peak_bytes <= least
+    simulation = solve_greedily(chain.graph, least, chain)
+    assert simulation.peak_bytes <= least
 
 
 def test_equal_segments_of_an_uneven_chain_need_more_than_greedy_ones() -> None:
@@ -118,16 +118,16 @@ def test_equal_segments_of_an_uneven_chain_need_more_than_greedy_ones() -> None:
     assert solve_greedily(chain.graph, 0, chain).peak_bytes < equal
 
 
-def test_what_is_after_the_last_cut_is_not_computed_again() -> None:
+def test_operations_after_the_last_cut_are_not_recomputed() -> None:
     graph = conv_net(4)
     baseline = Problem(graph, 0).baseline
-    simulated = solve_greedily(graph, baseline.peak_bytes * 3 // 4)
-    assert simulated.peak_bytes <= baseline.peak_bytes * 3 // 4
-    assert simulated.time > baseline.time
-    assert dict(simulated.recomputed)["relu3"] == 0
+    simulation = solve_greedily(graph, baseline.peak_bytes * 3 // 4)
+    assert simulation.peak_bytes <= baseline.peak_bytes * 3 // 4
+    assert simulation.time > baseline.time
+    assert dict(simulation.recomputed)["relu3"] == 0
 
 
-def test_a_graph_without_a_backward_phase_is_refused() -> None:
+def test_a_graph_without_a_backward_phase_is_rejected() -> None:
     graph = sc.Graph([sc.Operation("a", [], ["x"], 1.0)], [sc.Tensor("x", 1)], results=["x"])
     with pytest.raises(UnsuitableProblemError, match='"greedy-segments" needs a forward and a backward phase'):
         sc.solve(graph, 10, solver="greedy-segments")

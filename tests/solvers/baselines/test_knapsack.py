@@ -1,4 +1,4 @@
-"""The knapsack against every choice, and what comes of it."""
+"""The knapsack against every choice, and the schedules that follow from it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NUMBERS = st.lists(st.integers(1, 9), min_size=6, max_size=6)
 
 @settings(max_examples=examples(40))
 @given(sizes=NUMBERS, times=NUMBERS, capacity=st.integers(0, BUCKETS - 1))
-def test_what_is_saved_is_worth_most_of_all_choices(sizes: list[int], times: list[int], capacity: int) -> None:
-    # Sizes are made to divide the buckets: none is rounded.
+def test_the_saved_tensors_are_the_best_of_all_choices(sizes: list[int], times: list[int], capacity: int) -> None:
+    # The sizes sum to 100, which divides the buckets: none is rounded.
     unit = BUCKETS // 100
     sizes[-1] = 100 - sum(sizes[:-1])
     names = [f"t{k}" for k in range(6)]
@@ -66,7 +66,7 @@ def plain_net(blocks: int) -> sc.Graph:
     return sc.Graph([*forward, first, *backward], tensors, resident=["x0"], results=["d_x0"])
 
 
-def test_cheap_operations_are_computed_again_and_dear_ones_are_not() -> None:
+def test_cheap_operations_are_recomputed_and_expensive_ones_are_not() -> None:
     graph = plain_net(6)
     baseline = Problem(graph, 0).baseline
     solution = sc.solve(graph, "80%", solver="knapsack")
@@ -79,20 +79,20 @@ def test_cheap_operations_are_computed_again_and_dear_ones_are_not() -> None:
 
 
 @pytest.mark.parametrize("budget", [24, 28, 32])
-def test_on_a_uniform_chain_what_fits_is_no_better_than_the_optimum(budget: int) -> None:
+def test_on_a_uniform_chain_a_schedule_that_fits_is_no_faster_than_the_optimum(budget: int) -> None:
     graph = uniform_chain(6)
     solution = sc.solve(graph, budget, solver="knapsack", reorder=False)
     assert solution.peak_bytes is None or solution.peak_bytes <= budget
     assert solution.time >= optimum(graph.to_dict(), budget, "input order")
 
 
-def test_a_kept_set_says_what_is_computed_again() -> None:
+def test_a_kept_set_determines_the_recomputed_operations() -> None:
     # Of x1, x2, x3 only x2 is kept, and x3, which comes next: f0 runs again for b1, which reads x1.
     graph = uniform_chain(3)
     schedule = schedule_keeping(graph, [graph.index.tensor_ids["x2"]])
-    simulated = sc.simulate(graph, schedule)
-    assert {name: count for name, count in simulated.recomputed.items() if count} == {"f0": 1}
-    assert simulated.saved == ("x2", "x3")
+    simulation = sc.simulate(graph, schedule)
+    assert {name: count for name, count in simulation.recomputed.items() if count} == {"f0": 1}
+    assert simulation.saved == ("x2", "x3")
 
 
 def test_out_of_time_one_capacity_is_still_tried() -> None:
@@ -102,7 +102,7 @@ def test_out_of_time_one_capacity_is_still_tried() -> None:
     assert sc.simulate(graph, proposal.schedule).time == Problem(graph, 0).baseline.time
 
 
-def test_a_graph_without_a_backward_phase_is_refused() -> None:
+def test_a_graph_without_a_backward_phase_is_rejected() -> None:
     graph = sc.Graph([sc.Operation("a", [], ["x"], 1.0)], [sc.Tensor("x", 1)], results=["x"])
     with pytest.raises(UnsuitableProblemError, match='"knapsack" needs a forward and a backward phase'):
         sc.solve(graph, 10, solver="knapsack")

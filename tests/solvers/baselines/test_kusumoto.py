@@ -1,4 +1,4 @@
-"""The program over lower sets against every sequence of them, and the schedules that come of it."""
+"""The dynamic program over lower sets against every sequence of them, and the resulting schedules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DIAMOND = (0b0, 0b1, 0b1, 0b110)
 
 @st.composite
 def forward_graphs(draw: st.DrawFn) -> ForwardGraph:
-    """Up to five operations that read any earlier ones, of whole sizes and times."""
+    """Up to five operations that read any earlier ones, with integer sizes and times."""
     count = draw(st.integers(1, 5))
     reads = tuple(draw(st.integers(0, 2**k - 1)) for k in range(count))
     numbers = st.lists(st.integers(0, 4), min_size=count, max_size=count)
@@ -68,7 +68,7 @@ class Definition:
         return frozenset(u for u, v in self.edges if u in lower_set and v not in lower_set)
 
     def overhead_and_peak(self, sequence: list[frozenset[int]]) -> tuple[float, int]:
-        """Time of what no boundary holds; max of M(U) + 2 M(V) + M(readers outside) + M(what these read outside)."""
+        """Time outside all boundaries; max of M(U) + 2 M(V) + M(readers outside) + M(other inputs of these)."""
         cached: frozenset[int] = frozenset()
         peak = 0
         for before, after in itertools.pairwise(sequence):
@@ -110,7 +110,7 @@ def test_the_program_is_the_best_of_all_sequences_for_every_bound(forward: Forwa
 
 @settings(max_examples=examples(60))
 @given(forward=forward_graphs())
-def test_all_lower_sets_are_those_of_the_definition(forward: ForwardGraph) -> None:
+def test_all_lower_sets_match_the_definition(forward: ForwardGraph) -> None:
     assert all_lower_sets(forward.reads, 32) is not None
     assert sorted(all_lower_sets(forward.reads, 32) or []) == sorted(map(mask, Definition(forward).lower_sets))
 
@@ -122,7 +122,7 @@ def test_the_numbers_of_lower_sets_are_those_of_the_closed_forms() -> None:
     assert all_lower_sets([0] * 6, 63) is None
 
 
-def test_the_pruned_family_has_what_each_operation_needs() -> None:
+def test_the_pruned_family_has_the_lower_set_that_each_operation_needs() -> None:
     assert pruned_lower_sets(CHAIN, 9) == [0b0, 0b1, 0b11, 0b111, 0b1111]
     assert pruned_lower_sets(DIAMOND, 9) == [0b0, 0b1, 0b11, 0b101, 0b1111]
     assert pruned_lower_sets(CHAIN, 3) == [0b0, 0b11, 0b1111]
@@ -158,17 +158,17 @@ def test_on_a_chain_of_six_it_is_within_one_forward_of_the_optimum(budget: int) 
     assert solution.schedule is not None or budget < 24
 
 
-def test_it_keeps_all_where_all_fits_and_least_where_little_does() -> None:
+def test_it_keeps_everything_in_a_large_budget_and_little_in_a_small_one() -> None:
     graph = conv_net(4)
     everything = Problem(graph, 0).baseline
     assert sc.solve(graph, everything.peak_bytes, solver="kusumoto").time == everything.time
     tight = sc.solve(graph, "70%", solver="kusumoto")
     assert tight.status is sc.Status.FEASIBLE
-    # Of four blocks of 105 no more than all but the last are computed again.
+    # Of four blocks of 105, at most all but the last are recomputed.
     assert everything.time < tight.time <= everything.time + 3 * 105
 
 
-def test_graphs_of_more_lower_sets_are_pruned_and_say_so() -> None:
+def test_for_more_lower_sets_the_pruned_family_is_used_and_reported() -> None:
     wide = [sc.Operation(f"f{k}", ["x"], [f"y{k}"], 1.0) for k in range(12)]
     wide.append(sc.Operation("loss", [f"y{k}" for k in range(12)], ["l"], 1.0))
     wide += [sc.Operation(f"b{k}", ["l", f"y{k}"], [f"g{k}"], 1.0, phase="backward") for k in range(12)]
@@ -189,19 +189,19 @@ def test_out_of_time_it_still_proposes_to_keep_everything() -> None:
     assert (proposal.bound, proposal.infeasible) == (0.0, False)
 
 
-def test_a_graph_without_a_backward_phase_is_refused() -> None:
+def test_a_graph_without_a_backward_phase_is_rejected() -> None:
     graph = sc.Graph([sc.Operation("a", [], ["x"], 1.0)], [sc.Tensor("x", 1)], results=["x"])
     with pytest.raises(UnsuitableProblemError, match='"kusumoto" needs a forward and a backward phase'):
         sc.solve(graph, 10, solver="kusumoto")
 
 
-def test_a_sequence_of_one_piece_holds_all_twice() -> None:
+def test_the_estimate_of_one_piece_is_twice_its_bytes() -> None:
     forward = ForwardGraph(CHAIN, (1.0, 2.0, 3.0, 4.0), (5, 6, 7, 8), ((0,), (1,), (2,), (3,)))
     program = SequenceProgram(forward, pruned_lower_sets(CHAIN, 9))
     assert program.estimate([0, 0b1111]) == 2 * 26
     # U = {1}: 6 cached, twice 7 and 8; before it twice 5 and 6 and the reader 7.
     assert program.estimate([0, 0b11, 0b1111]) == max(2 * 11 + 7, 6 + 2 * 15)
-    # The most is computed again in one piece, the least by caching all that is read: the last alone.
+    # One piece recomputes the most; caching every output that is read recomputes only the last.
     least, most = program.extremes(math.inf, Deadline(9))
     assert most == [0, 0b1111]
     assert forward.cached(least) == 0b0111

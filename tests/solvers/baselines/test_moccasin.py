@@ -1,4 +1,4 @@
-"""The interval program against every schedule of stages that runs each operation at most twice."""
+"""The constraint program of intervals against every schedule of stages with at most two runs per operation."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def test_it_is_the_best_of_all_schedules_of_two_intervals(graph: sc.Graph, tight
 
 
 @pytest.mark.parametrize("budget", range(20, 33, 4))
-def test_on_a_chain_of_six_two_runs_of_each_are_enough(budget: int) -> None:
+def test_on_a_chain_of_six_two_runs_per_operation_are_enough(budget: int) -> None:
     graph = uniform_chain(6)
     solution = sc.solve(graph, budget, solver="moccasin", reorder=False)
     assert solution.status is sc.Status.OPTIMAL
     assert solution.time == solution.bound == optimum(graph.to_dict(), budget, "input order")
 
 
-def test_where_two_intervals_do_not_do_nothing_is_said_of_other_schedules() -> None:
-    # x', g and g' of 4 bytes stand beside the batch: nothing can be kept, and f0 runs for each backward.
+def test_without_a_schedule_of_two_intervals_nothing_is_claimed_about_others() -> None:
+    # x', g and g' of 4 bytes are live with the batch: nothing can be kept, and f0 runs for each backward.
     graph = uniform_chain(5)
     solution = sc.solve(graph, 16, solver="moccasin")
     assert solution.status is sc.Status.UNKNOWN
@@ -51,7 +51,7 @@ def test_where_two_intervals_do_not_do_nothing_is_said_of_other_schedules() -> N
 
 
 def test_an_interval_may_end_after_the_last_first_run_of_a_reader() -> None:
-    # a and b read x; a is dropped and made again at the end, from x, whose readers have all run by then.
+    # a and b read x; a is freed and recomputed at the end, from x, whose readers have all run by then.
     graph = sc.Graph(
         [
             sc.Operation("x", [], ["x"], 8.0),
@@ -84,7 +84,7 @@ def test_bytes_are_counted_exactly_however_large() -> None:
     assert sc.solve(graph, 4 * size - 1, solver="moccasin").status is sc.Status.INFEASIBLE
 
 
-def test_times_that_are_no_whole_units_bound_from_below() -> None:
+def test_times_that_are_not_integers_give_a_lower_bound() -> None:
     graph = uniform_chain(3, forward=math.pi, backward=math.e)
     solution = sc.solve(graph, 16, solver="moccasin")
     assert solution.time == pytest.approx(4 * math.pi + 3 * math.e, rel=1e-12)
@@ -144,7 +144,7 @@ def test_a_search_that_is_stopped_returns_its_answer_with_a_true_bound(
     assert problem.baseline.time <= proposal.bound
 
 
-def test_ctrl_c_is_heard_as_ever_after_a_search() -> None:
+def test_ctrl_c_works_as_usual_after_a_search() -> None:
     propose(Problem(uniform_chain(3), 16), deadline=Deadline(20), seed=0)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -156,14 +156,14 @@ def test_without_or_tools_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
         sc.solve(uniform_chain(3), "80%", solver="moccasin")
 
 
-def test_where_or_tools_cannot_be_loaded_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_or_tools_cannot_be_loaded_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", ModuleType("ortools.sat.python"))
     monkeypatch.delitem(sys.modules, "ortools.sat.python.cp_model", raising=False)
     with pytest.raises(MissingExtraError, match=r"highspy<1\.14"):
         sc.solve(uniform_chain(3), "80%", solver="moccasin")
 
 
-def test_what_it_cannot_express_is_refused() -> None:
+def test_a_graph_that_it_cannot_express_is_rejected() -> None:
     with pytest.raises(UnsuitableProblemError, match='"moccasin" takes up to 160 operations'):
         sc.solve(uniform_chain(80), "50%", solver="moccasin")
     view = sc.Graph(
