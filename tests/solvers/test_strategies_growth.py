@@ -15,7 +15,7 @@ from scheduler.solvers.revolve.solver import chain_schedule
 
 LENGTHS = [16, 64, 256, 1024, 4096]
 LENGTHS_OF_QUADRATIC = [64, 128, 256, 512]
-"""Judged run by run; keeping nothing, 4096 layers take 8 million runs forward, which are streamed below."""
+"""Simulated run by run; keeping nothing, 4096 layers take 8 million runs forward, which are streamed below."""
 
 
 def equal_layers(count: int) -> sc.Chain:
@@ -65,7 +65,7 @@ def test_keeping_nothing_takes_the_square_up_to_4096_layers_as_a_stream() -> Non
     assert exponent(LENGTHS, totals) == pytest.approx(2.0, abs=0.02)
 
 
-def test_the_judge_and_the_stream_agree_on_keeping_nothing() -> None:
+def test_the_simulator_and_the_stream_agree_on_keeping_nothing() -> None:
     peaks = set()
     for count in (16, 64, 128):
         chain = equal_layers(count)

@@ -1,8 +1,8 @@
 """Compiled kernels that emit the actions of binomial and mixed schedules, chunk by chunk.
 
-A kernel works off a stack of intervals that are still to be run forward and backward, and
-stops when the chunk is full; the stack is all that it holds between chunks. A row of the
-stack is (first step, number of steps, slots, repetitions); a row of no steps stands for the
+A kernel processes a stack of intervals that are still to be run forward and backward, and
+stops when the chunk is full; the stack is its only state between chunks. A row of the
+stack is (first step, number of steps, slots, repetitions); a row without steps means the
 backward of a step whose data is kept.
 """
 
@@ -19,7 +19,7 @@ Choices = npt.NDArray[np.int32]
 
 FORWARD, SAVE, BACKWARD = 0, 1, 2
 MOST_PER_INTERVAL = 3
-"""Actions that one row of the stack leads to, at most."""
+"""Most actions that one row of the stack leads to."""
 
 
 @compiled(nogil=True)
@@ -36,7 +36,7 @@ def binomials(slots: int, repetitions: int, cap: int) -> Ints:
 def emit_revolve(binomial: Ints, stack: Ints, depth: int, codes: Codes, starts: Ints, stops: Ints) -> tuple[int, int]:
     """Fill a chunk with actions of a binomial schedule; return its length and the stack's depth.
 
-    With B(c, r) = C(c + r, r), the most steps that c slots serve with r repetitions, an
+    With B(c, r) = C(c + r, r), the most steps that c slots allow with r repetitions, an
     interval of n steps is split optimally at any i with B(c, r - 2) <= i <= B(c, r - 1) and
     B(c - 1, r - 1) <= n - i <= B(c - 1, r), where B(c, r - 1) <= n <= B(c, r): both parts then
     satisfy that with r - 1 and with r. The least such i is taken.
@@ -70,15 +70,15 @@ def emit_revolve(binomial: Ints, stack: Ints, depth: int, codes: Codes, starts: 
 def mixed_table(steps: int, slots: int) -> tuple[Choices, int]:
     """Return the best first action of every mixed schedule, and the extra forward runs of the whole.
 
-    With E(n, s) the least number of runs without saving for n steps and s free slots, the
-    first step's state at hand: E(1, s) = 0, E(n, 1) = n (n - 1) / 2 - 1, and otherwise E(n, s)
-    is the least of E(n - 1, s - 1), where the first step saves its data, and of
-    i + E(n - i, s - 1) + E(i, s), where its state is kept and the next kept thing is at or
-    after step i. An entry of the table is i, or 0.
+    E(n, s) is the least number of runs without saving for n steps and s free slots when the
+    state of the first step is available: E(1, s) = 0, E(n, 1) = n (n - 1) / 2 - 1, and otherwise
+    E(n, s) is the least of E(n - 1, s - 1), where the first step saves its data, and of
+    i + E(n - i, s - 1) + E(i, s), where its state is kept and the next state or data is kept at
+    or after step i. An entry of the table is i, or 0.
 
     Leaving out the step that runs most often shows E(n, s) - E(n - 1, s) >= E(n, s) / n. So
-    from any i on, i + E(i, s) grows by 1 + E(i, s) / i or more a step, while E(n - i, s - 1)
-    falls by its largest growth so far or less: that says which i can be passed over.
+    from any i on, i + E(i, s) grows by at least 1 + E(i, s) / i per step, while E(n - i, s - 1)
+    falls by at most its largest growth so far: this shows which i can be skipped.
     """
     choices = np.zeros((slots + 1, steps + 1), np.int32)
     row = np.zeros(steps + 1, np.int64)

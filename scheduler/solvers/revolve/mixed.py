@@ -13,9 +13,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     Guarantee: the fewest forward runs of all schedules that keep at most that many states and
     saved data of layers together, the input of the chain included. Search space: that family.
-    When: uniform chains whose saved data is about as large as an output; "dp" tells their
-    bytes apart and is never slower. Cost: one table of O(n^2 slots) steps at most and one
-    simulated schedule for each number of slots tried, O(log n) of them. Memory: at most 768 MiB.
+    When: uniform chains whose saved data is about as large as an output; "dp" uses the exact bytes
+    of both and is never slower. Cost: for each of O(log n) numbers of slots, one table of
+    O(n^2 slots) steps at most and one simulated schedule. Memory: at most 768 MiB.
 
     Reference: Maddison 2023, "Step-based checkpointing with high-level algorithmic
     differentiation", arXiv 2305.09568, section 3.

@@ -27,50 +27,53 @@ if TYPE_CHECKING:
     from scheduler.solvers.revolve.kernels import Codes, Ints
 
 Action = tuple[Literal["forward", "save", "backward"], int, int]
-"""What to do, with the first step and the one after the last; see `revolve_actions`."""
+"""(action, first step, one after the last step); see `revolve_actions`."""
 
 MOST_STEPS = 2**40
+"""Most steps of a stream."""
 MOST_MIXED_ENTRIES = 2**27
-"""Steps times slots of the table behind mixed schedules: 4 bytes each."""
+"""Most entries (steps times slots) of the table for mixed schedules, of 4 bytes each."""
 MOST_RUNS = 1_000_000
 """Schedules of more runs are not simulated."""
-_CHUNK = 2**14
-_VERBS = np.array(["forward", "save", "backward"], dtype=object)
+_CHUNK_ACTIONS = 2**14
+"""Actions computed at once."""
+_ACTIONS = np.array(["forward", "save", "backward"], dtype=object)
 _MAY_DIFFER = ("name", "parameter_bytes")
+"""Fields in which the layers of a uniform chain may differ."""
 
 
 def revolve_actions(steps: int, slots: int, *, mixed: bool = False) -> Iterator[Action]:
-    """Stream the schedule of a uniform chain that takes the fewest forward runs for its slots.
+    """Stream the schedule of a uniform chain with the fewest forward runs for a number of slots.
 
     Step i leads from state i to state i + 1. An action is a tuple (action, start, stop):
 
-    - ("forward", i, j) runs the steps i to j - 1 without saving; state i stays;
-    - ("save", i, i + 1) runs step i with saving its data for the backward;
-    - ("backward", i, i + 1) runs step i backward, which reads that data and lets it go.
+    - ("forward", i, j) runs steps i to j - 1 without saving; state i stays in memory;
+    - ("save", i, i + 1) runs step i and saves its data for the backward;
+    - ("backward", i, i + 1) runs step i backward, which reads that data and frees it.
 
-    A state goes when nothing later reads it. A slot is taken by each state, and each step's
-    data, that a later action than the next one reads; the first state is at hand at the start.
-    Binomial schedules keep states only, so a save is followed by its backward at once. Mixed
-    ones may keep data in place of states, which never takes more runs.
+    A state is freed when no later action reads it. A state, or the data of a step, occupies a
+    slot if it is read later than by the next action; the first state is available at the start.
+    Binomial schedules keep only states, so each save is followed directly by its backward. Mixed
+    ones may keep data instead of states, which never takes more runs.
 
     Parameters
     ----------
     steps, slots : int
-        At least 1. More slots than steps are of no use.
+        At least 1. More slots than steps have no effect.
     mixed : bool
-        Whether a slot may hold the data of a step in place of a state.
+        Whether a slot may hold the data of a step instead of a state.
 
     Returns
     -------
     iterator of (str, int, int)
-        3 `steps` - 1 actions at most. Binomial: a million steps take a fraction of a second
-        and O(`slots`) memory. Mixed: a table is made first, up to O(`steps`^2 `slots`) time and
-        4 bytes for each step and slot: 30 000 steps with 50 slots take some seconds.
+        At most 3 `steps` - 1 actions. Binomial: a million steps take a fraction of a second
+        and O(`slots`) memory. Mixed: a table is computed first, in up to O(`steps`^2 `slots`) time
+        and 4 bytes per step and slot: 30 000 steps with 50 slots take a few seconds.
 
     Raises
     ------
     InvalidOptionError
-        If a number is not an int, below 1 or too large.
+        If a number is not an int, or is below 1 or too large.
 
     References
     ----------
@@ -100,7 +103,7 @@ def revolve_actions(steps: int, slots: int, *, mixed: bool = False) -> Iterator[
     backward 0 1
     """
     steps, slots = _checked(steps, slots, mixed)
-    # Compiled code is imported where it is needed: `import scheduler` stays fast without.
+    # Compiled code is imported only where it is needed, so that `import scheduler` stays fast.
     from scheduler.solvers.revolve import kernels
 
     if mixed:
@@ -114,10 +117,10 @@ def revolve_actions(steps: int, slots: int, *, mixed: bool = False) -> Iterator[
 
 
 def extra_forwards(steps: int, slots: int, *, mixed: bool = False) -> int:
-    """Return how many runs without saving `revolve_actions` takes, each step's run with saving left out.
+    """Return the number of runs without saving in `revolve_actions`; each step also runs once with saving.
 
-    Binomial: r n - C(c + r, r - 1) for n steps, c slots and the least r with C(c + r, r) >= n,
-    at once. Mixed: by the table.
+    Binomial: in closed form, r n - C(c + r, r - 1) for n steps, c slots and the least r with
+    C(c + r, r) >= n. Mixed: from the table.
 
     Raises
     ------
@@ -146,7 +149,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     Guarantee: the fewest forward runs of all schedules that keep at most that many states, the
     input of the chain included, and no saved data. Search space: that family. When: uniform
     chains whose saved data is too large to keep; "dp" is never slower. Cost: one simulated
-    schedule for each number of slots tried, O(log n) of them. Memory: at most 256 MiB.
+    schedule for each of O(log n) numbers of slots. Memory: at most 256 MiB.
 
     Reference: Griewank and Walther 2000, "Algorithm 799: revolve", ACM TOMS 26(1).
 
@@ -161,7 +164,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 def propose_slots(problem: Problem, deadline: Deadline, *, mixed: bool) -> Proposal:
     """Return the schedule of `revolve_actions` with the most slots whose simulated peak fits.
 
-    The number of slots doubles until it no longer fits, and is then found by halving.
+    The number of slots grows in doubling steps until it no longer fits, and is then found by bisection.
     """
     chain = uniform_chain(problem, "mixed" if mixed else "revolve")
     steps = len(chain.layers)
@@ -201,7 +204,7 @@ def propose_slots(problem: Problem, deadline: Deadline, *, mixed: bool) -> Propo
 
 
 def chain_schedule(chain: Chain, slots: int, *, mixed: bool = False) -> Schedule:
-    """Return the actions of `revolve_actions` on a chain, a layer being a step."""
+    """Return the schedule of a chain that follows `revolve_actions`, with layers as steps."""
     runs = ChainRuns(chain)
     for action, start, stop in revolve_actions(len(chain.layers), slots, mixed=mixed):
         if action == "forward":
@@ -215,7 +218,7 @@ def chain_schedule(chain: Chain, slots: int, *, mixed: bool = False) -> Schedule
 
 
 def uniform_chain(problem: Problem, solver: str) -> Chain:
-    """Return the chain of a problem if its layers differ in nothing that matters here.
+    """Return the chain of a problem whose layers are equal except for names and parameters.
 
     Raises
     ------
@@ -243,19 +246,19 @@ def _differences(first: Layer, layer: Layer) -> list[str]:
 def _chunks(
     emit: Callable[[Ints, int, Codes, Ints, Ints], tuple[int, int]], steps: int, slots: int, repetitions: int
 ) -> Iterator[Iterable[Action]]:
-    # Each row above another on the stack has a slot less, but for the last two.
+    # Each row of the stack has one slot less than the row below it, except the top two.
     stack = np.empty((slots + 2, 4), np.int64)
     stack[0] = 0, steps, slots, repetitions
-    codes = np.empty(_CHUNK, np.int8)
-    starts, stops = np.empty((2, _CHUNK), np.int64)
+    codes = np.empty(_CHUNK_ACTIONS, np.int8)
+    starts, stops = np.empty((2, _CHUNK_ACTIONS), np.int64)
     depth = 1
     while depth:
         filled, depth = emit(stack, depth, codes, starts, stops)
-        yield zip(_VERBS[codes[:filled]].tolist(), starts[:filled].tolist(), stops[:filled].tolist(), strict=True)
+        yield zip(_ACTIONS[codes[:filled]].tolist(), starts[:filled].tolist(), stops[:filled].tolist(), strict=True)
 
 
 def _repetitions(steps: int, slots: int) -> int:
-    """Return the least r with C(slots + r, r) >= steps: how often a step runs without saving, at most."""
+    """Return the least r with C(slots + r, r) >= steps: the most runs without saving of any step."""
     r, binomial = 0, 1
     while binomial < steps:
         r += 1
@@ -264,23 +267,23 @@ def _repetitions(steps: int, slots: int) -> int:
 
 
 def _checked(steps: int, slots: int, mixed: bool) -> tuple[int, int]:
-    """Return steps, and slots of which each can be of use, or say what is wrong."""
+    """Return the steps and the useful slots, or raise an error."""
     for name, value in (("steps", steps), ("slots", slots)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidOptionError(f"{name} is an int of at least 1, not {value!r}")
+            raise InvalidOptionError(f"{name} must be an int of at least 1, got {value!r}")
     if steps > MOST_STEPS:
-        raise InvalidOptionError(f"steps is at most {MOST_STEPS}, not {steps}")
+        raise InvalidOptionError(f"steps must be at most {MOST_STEPS}, got {steps}")
     slots = min(slots, steps)
     if mixed and steps * slots > MOST_MIXED_ENTRIES:
         raise InvalidOptionError(
-            f"a mixed schedule of {steps} steps with {slots} slots needs a table of {steps * slots} entries, at most"
-            f" {MOST_MIXED_ENTRIES} are made: use fewer steps or slots, or mixed=False, which needs none"
+            f"a mixed schedule of {steps} steps with {slots} slots needs a table of {steps * slots} entries; the limit"
+            f" is {MOST_MIXED_ENTRIES}: use fewer steps or slots, or mixed=False, which needs no table"
         )
     return steps, slots
 
 
 def _fewest_slots(steps: int, mixed: bool) -> int:
-    """Return the least number of slots whose schedule has few enough runs to be simulated."""
+    """Return the least number of slots whose schedule does not have too many runs to be simulated."""
     slots = 1
     while steps + extra_forwards(steps, slots, mixed=mixed) > MOST_RUNS:
         slots += 1
@@ -288,7 +291,7 @@ def _fewest_slots(steps: int, mixed: bool) -> int:
 
 
 def _most(low: int, high: int, fits: Callable[[int], bool], deadline: Deadline) -> int:
-    """Return the largest number that fits, or `low`; whatever is below one that fits is taken to fit."""
+    """Return the largest number that fits, or `low`; numbers below one that fits are assumed to fit."""
     best, step = low - 1, 1
     while best < high and not deadline.passed:
         tried = min(best + step, high)

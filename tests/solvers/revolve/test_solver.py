@@ -1,4 +1,4 @@
-"""Binomial and mixed schedules against published counts, a search over an abstract machine, and the judge."""
+"""Binomial and mixed schedules against published counts, a search over an abstract machine, and the simulator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def runs_without_saving(actions: Iterable[Action]) -> int:
     return sum(stop - start for action, start, stop in actions if action == "forward")
 
 
-def reads_and_makes(action: Action) -> tuple[list[str], list[str]]:
+def reads_and_creates(action: Action) -> tuple[list[str], list[str]]:
     action, start, stop = action
     if action == "forward":
         return [f"state {start}"], [f"state {stop}"]
@@ -38,35 +38,35 @@ def reads_and_makes(action: Action) -> tuple[list[str], list[str]]:
 
 
 def slots_used(actions: list[Action], steps: int) -> int:
-    """Replay: what is read stands, each step runs backward once, the last first; count what outlives one action."""
+    """Replay: inputs are live, each step runs backward once, the last first; count items that outlive one action."""
     readers: dict[str, list[int]] = {}
     for position, action in enumerate(actions):
-        for thing in reads_and_makes(action)[0]:
-            readers.setdefault(thing, []).append(position)
+        for item in reads_and_creates(action)[0]:
+            readers.setdefault(item, []).append(position)
     assert [start for action, start, _ in actions if action == "backward"] == list(reversed(range(steps)))
-    made_at = {"state 0": -1}
+    created_at = {"state 0": -1}
     most = 0
     for position, action in enumerate(actions):
-        reads, makes = reads_and_makes(action)
-        assert all(thing in made_at for thing in reads)
-        made_at.update(dict.fromkeys(makes, position))
+        reads, creates = reads_and_creates(action)
+        assert all(item in created_at for item in reads)
+        created_at.update(dict.fromkeys(creates, position))
         held = 0
-        for thing in list(made_at):
-            later = [reader for reader in readers.get(thing, ()) if reader > position]
+        for item in list(created_at):
+            later = [reader for reader in readers.get(item, ()) if reader > position]
             if not later:
-                del made_at[thing]
-            elif later[0] > position + 1 or len(later) > 1 or made_at[thing] < position:
+                del created_at[item]
+            elif later[0] > position + 1 or len(later) > 1 or created_at[item] < position:
                 held += 1
         most = max(most, held)
     return most
 
 
 def least_extra(steps: int, slots: int, *, mixed: bool) -> int:
-    """Search all schedules on a machine: things held in slots, and a state at hand.
+    """Search all schedules on a machine: items held in slots, and an available state.
 
-    A node is (steps left, what is held, state at hand). Every forward run costs 1, with saving
+    A node is (steps left, items held, available state). Every forward run costs 1, with saving
     or without, and each step needs one. A step may run with saving and backward at once if it
-    is the next to go and its state is at hand.
+    is the next to run backward and its state is available.
     """
     queue = [(0, steps, (), 0)]
     best: dict[tuple[int, tuple[tuple[str, int], ...], int], int] = {}
@@ -77,7 +77,7 @@ def least_extra(steps: int, slots: int, *, mixed: bool) -> int:
         if best.get((left, held, hand), math.inf) <= cost:
             continue
         best[left, held, hand] = cost
-        following = [(cost, left, tuple(thing for thing in held if thing != gone), hand) for gone in held]
+        following = [(cost, left, tuple(item for item in held if item != gone), hand) for gone in held]
         if len(held) < slots and hand >= 0 and ("state", hand) not in held:
             following.append((cost, left, tuple(sorted([*held, ("state", hand)])), hand))
         following += [(cost, left, held, state) for kind, state in held if kind == "state"]
@@ -88,7 +88,7 @@ def least_extra(steps: int, slots: int, *, mixed: bool) -> int:
         if hand == left - 1:
             following.append((cost + 1, left - 1, held, -1))
         if ("data", left - 1) in held:
-            following.append((cost, left - 1, tuple(thing for thing in held if thing != ("data", left - 1)), -1))
+            following.append((cost, left - 1, tuple(item for item in held if item != ("data", left - 1)), -1))
         for node in following:
             heapq.heappush(queue, node)
     raise AssertionError("no schedule")
@@ -109,7 +109,7 @@ def binomial_by_recurrence(steps: int, slots: int) -> int:
 
 @cache
 def mixed_by_recurrence(steps: int, slots: int) -> float:
-    """Keep the first step's data, or its state and go on to the next thing kept."""
+    """Keep the first step's data, or its state and go on to the next kept item."""
     if steps == 1:
         return 0
     if slots == 0:
@@ -160,7 +160,7 @@ def test_counts_equal_the_recurrence_in_all_small_cases(mixed: bool) -> None:
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_streams_keep_to_their_slots_and_use_all_that_help(mixed: bool) -> None:
+def test_streams_stay_within_their_slots(mixed: bool) -> None:
     for steps in [*range(1, 30), 77]:
         for slots in [1, 2, 3, 4, 7, 12, 40, 100]:
             actions = list(sc.revolve_actions(steps, slots, mixed=mixed))
@@ -188,17 +188,17 @@ def test_more_slots_than_steps_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(("steps", "slots"), [(0, 1), (1, 0), (-3, 2), (2.0, 1), (True, 1), (3, "2"), (2**41, 5)])
-def test_bad_numbers_are_refused_at_the_call(steps: int, slots: int) -> None:
-    with pytest.raises(InvalidOptionError, match=r"(steps|slots) is"):
+def test_bad_numbers_are_rejected_at_the_call(steps: int, slots: int) -> None:
+    with pytest.raises(InvalidOptionError, match=r"(steps|slots) must be"):
         sc.revolve_actions(steps, slots)
 
 
-def test_a_mixed_table_that_is_too_large_is_refused_with_the_way_out() -> None:
-    with pytest.raises(InvalidOptionError, match=r"at most 134217728 .*mixed=False"):
+def test_a_mixed_table_that_is_too_large_is_rejected_with_the_fix() -> None:
+    with pytest.raises(InvalidOptionError, match=r"the limit is 134217728: .*mixed=False"):
         sc.revolve_actions(10**7, 50, mixed=True)
 
 
-def test_on_a_chain_the_judge_counts_the_runs_of_the_stream() -> None:
+def test_on_a_chain_the_simulator_counts_the_runs_of_the_stream() -> None:
     chain = equal_layers(10)
     # 10 layers of 1 forward and 2 backward; 25 and 19 forward runs in all are published.
     assert sc.simulate(chain.graph, chain_schedule(chain, 3)).time == 25 + 20
@@ -224,7 +224,7 @@ def test_the_most_slots_that_fit_are_taken(solver: str, output: int, saved: int)
 
 
 @pytest.mark.parametrize("solver", ["revolve", "mixed"])
-def test_a_chain_whose_layers_differ_is_refused_with_the_layer(solver: str) -> None:
+def test_a_chain_whose_layers_differ_is_rejected_with_the_layer(solver: str) -> None:
     chain = equal_layers(4)
     layers = [*chain.layers[:2], replace(chain.layers[2], saved_bytes=9), chain.layers[3]]
     with pytest.raises(UnsuitableProblemError, match=r'"l2" differs from "l0" in saved_bytes: 9 against 8; use "dp"'):
@@ -239,10 +239,10 @@ def test_parameters_are_resident_and_may_differ() -> None:
     assert sc.solve(sc.Chain(layers, input_bytes=4), "100%", solver="revolve").time == 4 * 3 + 3
 
 
-def test_long_chains_with_a_slot_or_two_are_not_run_out() -> None:
+def test_long_chains_with_one_or_two_slots_are_not_simulated() -> None:
     chain = equal_layers(2000)
     floor = Problem(chain.graph, 0).floor.bytes
-    # One slot would take 2000 x 1999 / 2 runs, which nobody waits for; two take some 80 000.
+    # One slot would take 2000 x 1999 / 2 runs, which takes too long; two take about 80 000.
     proposal = load_solver("revolve")(Problem(chain.graph, floor, chain=chain), deadline=Deadline(60), seed=0)
     assert proposal.schedule is None
     assert "fewest slots tried" in proposal.messages[0]
