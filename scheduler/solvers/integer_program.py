@@ -1,8 +1,8 @@
-"""Integer programs through PuLP: what was found, and what is proven, told apart.
+"""Integer programs through PuLP, with the point found and the proven bound kept apart.
 
-PuLP's own status says "Optimal" after a time limit and for answers within a tolerance
-(PuLP 3.3), so it is never believed alone: the bound is read from the solver or from an LP
-relaxation, and the caller computes the gap.
+The status of PuLP 3.3 is "Optimal" even after a time limit and for answers within a tolerance,
+so it is never trusted alone: the bound is read from the solver or from an LP relaxation, and the
+caller computes the gap.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Terms = Iterable[tuple[pulp.LpVariable, float]]
 
 @dataclass(frozen=True, slots=True)
 class MilpResult:
-    """What a minimization gave.
+    """The result of a minimization.
 
     Attributes
     ----------
     found : bool
-        Variables hold a feasible point.
+        Whether the variables hold a feasible point.
     infeasible : bool
-        It is proven that there is none.
+        Whether it is proven that there is none.
     bound : float
         Proven lower bound on the objective; -inf if nothing is known.
     objective : float
-        Objective of the point found, computed from the variables; inf without one.
+        Objective of the point found, computed from the variables; inf if there is none.
     """
 
     found: bool
@@ -43,12 +43,12 @@ class MilpResult:
     objective: float
 
 
-ROWS_A_SECOND = 20_000
-"""That the presolve of HiGHS gets through, roughly: it cannot be interrupted."""
+ROWS_PER_SECOND = 20_000
+"""Rough speed of the presolve of HiGHS, which cannot be interrupted."""
 
 
 class TimeIsUpError(Exception):
-    """A program is not finished by its deadline; what stands of it is not solved."""
+    """A program was not built by its deadline, and will not be solved."""
 
 
 class IntegerProgram:
@@ -58,11 +58,11 @@ class IntegerProgram:
     ----------
     name : str
     deadline : Deadline, optional
-        A row that is added later raises `TimeIsUpError`.
+        Adding a row after it raises `TimeIsUpError`.
     """
 
     def __init__(self, name: str, deadline: Deadline | None = None) -> None:
-        self._deadline, self._is_whole = deadline, True
+        self._deadline, self._is_complete = deadline, True
         self.problem = pulp.LpProblem(name, pulp.LpMinimize)
         self.cost: list[tuple[pulp.LpVariable, float]] = []
         self._variables: list[pulp.LpVariable] = []
@@ -85,14 +85,14 @@ class IntegerProgram:
         self._row(name, terms, pulp.LpConstraintLE, most)
 
     def minimize(self, deadline: Deadline, *, relative_gap: float = 1e-7) -> MilpResult:
-        """Solve by the deadline: HiGHS, or CBC where HiGHS is missing or fails; nothing is known where both do."""
-        if not self._is_whole:
+        """Solve by the deadline with HiGHS, or with CBC if HiGHS is missing or fails; if both do, nothing is known."""
+        if not self._is_complete:
             return MilpResult(False, False, -math.inf, math.inf)
         self.problem.setObjective(pulp.LpAffineExpression(self.cost))
         if not self._variables and not deadline.passed:
             return self._constant()
         if not deadline.passed and pulp.HiGHS(msg=False).available():
-            with suppress(Exception):  # of whatever kind: the answer of the other solvers is not to be lost by it
+            with suppress(Exception):  # of any kind: it must not cost the answers of other solvers
                 return self._minimize_highs(deadline, relative_gap)
         if not deadline.passed:
             with suppress(Exception):  # no CBC, or one that died
@@ -100,12 +100,12 @@ class IntegerProgram:
         return MilpResult(False, False, -math.inf, math.inf)
 
     def relax(self, deadline: Deadline, row: str) -> tuple[float, float] | None:
-        """Solve without integrality; return the objective, and how it falls as the limit of a row grows.
+        """Solve the LP relaxation; return its objective, and by how much it falls per unit of a row's limit.
 
-        None if there is no point, or none was found in time; or HiGHS, whose duals it takes, is missing.
+        Returns None if no point was found in time, or if HiGHS, which supplies the duals, is missing.
         """
         solver = pulp.HiGHS(mip=False, msg=False, timeLimit=max(0.01, deadline.remaining), threads=1)
-        if not self._is_whole or not self._variables or not solver.available():
+        if not self._is_complete or not self._variables or not solver.available():
             return None
         self.problem.setObjective(pulp.LpAffineExpression(self.cost))
         with suppress(Exception):
@@ -124,11 +124,11 @@ class IntegerProgram:
         from highspy import HighsModelStatus, cb
 
         def stop_early(kind: object, message: str, seen: object, answer: Any, data: object) -> None:
-            # Handing the program over took time too, of which HiGHS knows nothing.
+            # Passing the program to HiGHS takes time that its own limit does not include.
             answer.user_interrupt = deadline.passed
 
         kinds = cb.HighsCallbackType
-        # Restarts pay off on large programs only; on the cuts' they cost a third of the time.
+        # Restarts pay off only on large programs; on those of the solver `ilp` they cost a third of the time.
         solver = pulp.HiGHS(
             msg=False,
             timeLimit=deadline.remaining,
@@ -136,7 +136,7 @@ class IntegerProgram:
             gapAbs=0.0,
             threads=1,
             mip_allow_restart=False,
-            presolve="choose" if deadline.remaining * ROWS_A_SECOND > len(self._rows) else "off",
+            presolve="choose" if deadline.remaining * ROWS_PER_SECOND > len(self._rows) else "off",
             callbackTuple=(stop_early, None),
             callbacksToActivate=[kinds.kCallbackMipInterrupt, kinds.kCallbackSimplexInterrupt],
         )
@@ -144,10 +144,10 @@ class IntegerProgram:
         model = self.problem.solverModel
         status = model.getModelStatus()
         if status in (HighsModelStatus.kInfeasible, HighsModelStatus.kUnboundedOrInfeasible):
-            # Variables lie in [0, 1]: unbounded is out of the question.
+            # Variables are in [0, 1], so the program cannot be unbounded.
             return MilpResult(False, True, math.inf, math.inf)
         information = model.getInfo()
-        # The dual bound lacks the objective's constant: the objective here has none.
+        # The dual bound excludes the constant of the objective, which has none here.
         has_integers = any(variable.cat == pulp.LpInteger for variable in self._variables)
         if has_integers:
             bound = float(information.mip_dual_bound)
@@ -158,7 +158,7 @@ class IntegerProgram:
         return MilpResult(found, False, min(bound, objective) if math.isfinite(bound) else -math.inf, objective)
 
     def _minimize_cbc(self, deadline: Deadline) -> MilpResult:
-        # CBC tells no bound: one LP relaxation gives it.
+        # CBC reports no bound: an LP relaxation supplies it.
         status = self.problem.solve(_cbc(mip=False, msg=False, timeLimit=deadline.remaining))
         if status == pulp.LpStatusInfeasible:
             return MilpResult(False, True, math.inf, math.inf)
@@ -183,7 +183,7 @@ class IntegerProgram:
 
     def _row(self, name: str, terms: Terms, sense: int, limit: float) -> None:
         if self._deadline is not None and self._deadline.passed:
-            self._is_whole = False
+            self._is_complete = False
             raise TimeIsUpError
         row = pulp.LpConstraint(pulp.LpAffineExpression(list(terms)), sense, f"{name}_{len(self._rows)}", limit)
         self._rows.append(row)
@@ -192,11 +192,11 @@ class IntegerProgram:
 
 def _cbc(**options: object) -> pulp.LpSolver:
     with warnings.catch_warnings():
-        # PuLP 3 ships CBC under this name; PuLP 4, which will not, is out of the range that we allow.
+        # PuLP 3 ships CBC under this name; PuLP 4, which will not, is outside the range that we allow.
         warnings.simplefilter("ignore", DeprecationWarning)
         return pulp.PULP_CBC_CMD(**options)
 
 
 def is_set(variable: pulp.LpVariable) -> bool:
-    """Return whether a variable stands at 1, solver tolerances allowed for."""
+    """Return whether a variable is 1, within the tolerances of the solver."""
     return bool((variable.varValue or 0.0) > 0.5)

@@ -1,4 +1,4 @@
-"""What the segment and slot methods owe on random chains, against the exhaustive oracle."""
+"""The segment and slot methods on random chains, against the exhaustive oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PuLP's traps: what was found and what is proven are told apart."""
+"""PuLP's pitfalls: the point found and the proven bound are kept apart."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_bound_and_objective_meet_at_the_optimum_found_by_enumeration() -> None:
     assert sum(4 + i for i, variable in enumerate(chosen) if is_set(variable)) == result.objective
 
 
-def test_an_impossible_program_is_told_apart_from_one_out_of_time() -> None:
+def test_an_infeasible_program_is_distinguished_from_one_out_of_time() -> None:
     program, _ = knapsack(4)
     program.at_most("nothing", [(variable, 1.0) for variable in program._variables], 0)
     impossible = program.minimize(Deadline(10))
@@ -65,7 +65,7 @@ def test_an_impossible_program_is_told_apart_from_one_out_of_time() -> None:
     assert late.bound == -math.inf
 
 
-def test_a_bound_cut_short_by_time_is_still_under_the_optimum() -> None:
+def test_a_bound_at_the_time_limit_is_still_below_the_optimum() -> None:
     program, _ = knapsack(16)
     result = program.minimize(Deadline(0.001))
     assert result.bound <= cheapest_cover(16) <= result.objective
@@ -87,7 +87,7 @@ def test_without_highs_and_cbc_nothing_is_known(monkeypatch: pytest.MonkeyPatch)
     assert program.minimize(Deadline(20)) == MilpResult(False, False, -math.inf, math.inf)
 
 
-def test_a_program_without_variables_says_whether_its_rows_hold() -> None:
+def test_a_program_without_variables_is_feasible_if_its_rows_hold() -> None:
     holds, breaks = IntegerProgram("holds"), IntegerProgram("breaks")
     holds.at_most("row", [], 1)
     breaks.at_most("row", [], -1)
@@ -95,14 +95,14 @@ def test_a_program_without_variables_says_whether_its_rows_hold() -> None:
     assert breaks.minimize(Deadline(1)).infeasible
 
 
-def test_rows_that_must_reach_something_break_without_variables() -> None:
+def test_a_positive_lower_limit_is_infeasible_without_variables() -> None:
     program = IntegerProgram("reach")
     program.at_least("row", [], 1)
     assert program.minimize(Deadline(1)).infeasible
 
 
 def test_a_search_that_is_stopped_returns_what_is_proven_so_far() -> None:
-    # A market split (Cornuejols and Dawande 1998): small, and out of reach of branch and bound.
+    # A market split (Cornuejols and Dawande 1998): small, but too hard for branch and bound.
     random = np.random.default_rng(1)
     program = IntegerProgram("market_split")
     chosen = [program.binary("market", 1.0) for _ in range(50)]
@@ -134,7 +134,7 @@ def hide_highs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backend", ["HiGHS", "CBC"])
-def test_pulp_says_optimal_after_a_time_limit_and_is_not_believed(
+def test_pulp_reports_optimal_after_a_time_limit_and_is_not_trusted(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if backend == "CBC":
@@ -147,7 +147,7 @@ def test_pulp_says_optimal_after_a_time_limit_and_is_not_believed(
     assert result.bound < result.objective - 1
 
 
-def test_cbc_says_optimal_within_a_tolerance_and_is_asked_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cbc_reports_optimal_within_a_tolerance_and_is_given_none(monkeypatch: pytest.MonkeyPatch) -> None:
     loose, _ = knapsack(12)
     loose.problem.setObjective(pulp.LpAffineExpression(loose.cost))
     loose.problem.solve(_cbc(msg=False, gapRel=0.5))
@@ -155,11 +155,11 @@ def test_cbc_says_optimal_within_a_tolerance_and_is_asked_for_none(monkeypatch: 
     hide_highs(monkeypatch)
     tight = knapsack(12)[0].minimize(Deadline(20))
     assert tight.objective == cheapest_cover(12) <= pulp.value(loose.problem.objective)
-    # The bound is that of the relaxation, so the gap stays open although CBC says "Optimal".
+    # The bound is that of the relaxation, so the gap stays open although CBC reports "Optimal".
     assert tight.bound < tight.objective
 
 
-def test_values_a_tolerance_away_from_whole_count_as_whole() -> None:
+def test_values_within_a_tolerance_of_an_integer_count_as_integers() -> None:
     (variable,) = knapsack(1)[1]
     for value, expected in ((0.9999997, True), (1.0000002, True), (3e-7, False), (-1e-9, False), (None, False)):
         variable.varValue = value
