@@ -318,7 +318,7 @@ def test_a_bar_is_drawn_on_a_terminal_only(graph_file: str, monkeypatch: pytest.
         (["plan", "zoo:", "--budget", "60%"], 'no graph "" in the zoo'),
         (["compare", "zoo:unet:deep=2"], "unexpected keyword argument 'deep'; write zoo:unet:NAME=NUMBER"),
         (["compare", "zoo:unet:depth"], "invalid literal for int"),
-        (["compare", "zoo:unet:depth=0"], "depth is a whole number of at least 1, not 0"),
+        (["compare", "zoo:unet:depth=0"], "depth must be an int of at least 1, got 0"),
         (["compare", "costless.graph"], "found ['name', 'shape']"),
         (["compare", "GRAPH", "--output", "none/rows.jsonl"], "No such file"),
         (["compare", "GRAPH", "--csv", "none/table.csv"], "cannot write none/table.csv"),

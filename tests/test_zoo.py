@@ -1,4 +1,4 @@
-"""Generated graphs: of the size asked for, the same for the same seed, and like those they are named after."""
+"""Generated graphs have the requested size, depend only on the seed, and resemble those they are named after."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def parameters(graph: sc.Graph) -> int:
 @pytest.mark.parametrize(
     ("name", "forward", "backward", "resident", "peak", "where"),
     [
-        # 4 + (8 in three convolutions, 2 beside, add, relu) + 3; one add, one tensor read twice.
+        # 4 + (8 in three convolutions, 2 in the shortcut, add, relu) + 3; one add, one tensor read twice.
         # 147 of 192 parameters are the stem's: its backward has all gradients, the loss and its input.
         ("resnet", 19, 19, 3 + 1 + 192, 1 + 192 + 1, "stem/convolution_backward"),
         # 3 + (3 + 3 + 2 + add) + 3 + 3. In the last norm's backward: 11 saved before it and its
@@ -58,8 +58,8 @@ def parameters(graph: sc.Graph) -> int:
         # 6 + 7 + 8 + 2; one tensor is read twice. As for resnet, with 4 pixels.
         ("unet", 23, 24, 12 + 4 + 142, 1 + 142 + 4, "down0/convolution_backward"),
         # 1 + 8 + 5 + 3; two adds, two tensors read twice. In the backward of the first linear:
-        # its input 1 and output's gradient 3, what it makes (1 + 6), embedding and the gradient
-        # that goes round 2, loss 1, gradients of 20 parameters.
+        # its input 1 and output's gradient 3, its results (1 + 6), embedding and the gradient
+        # that bypasses it 2, loss 1, gradients of 20 parameters.
         ("transformer", 17, 17, 2 + 29, 4 + 7 + 2 + 1 + 20, "block0/linear_backward"),
         # 15 + 1 + 8 + 9 + 5 + 3; five adds, five tensors read twice. As above, with the 38 more
         # parameters of the decoder and of the encoder's last norm.
@@ -78,9 +78,9 @@ def test_tiny_networks_have_the_operations_and_the_bytes_counted_by_hand(
     assert baseline.time == math.fsum(operation.time for operation in graph.operations)
 
 
-def test_gradients_of_all_readers_are_added_whether_passed_on_or_made() -> None:
+def test_gradients_of_all_readers_are_summed_whether_passed_on_or_computed() -> None:
     # y is read by "b" and by two sums, whose one gradient, that of the loss's input, is passed on to
-    # y twice and to "b" once: two gradients are added first, then that which "b" makes.
+    # y twice and to "b" once: two gradients are summed first, then the one that "b" computes.
     tape = Tape()
     y = tape.run("a", [tape.batch("x", (2,))], (2,), parameters=3)
     total = tape.add(y, tape.add(y, tape.run("b", [y], (2,))))
@@ -148,7 +148,7 @@ def test_separate_heads_save_the_same_bytes() -> None:
     assert Problem(apart, 0).baseline.saved_bytes == Problem(together, 0).baseline.saved_bytes
 
 
-def test_a_product_takes_its_flops_and_twice_as_many_backward() -> None:
+def test_a_product_takes_its_flops_and_twice_as_many_in_the_backward() -> None:
     # 64 tokens of 64 elements times 64 x 192: to move 4096 + 12288 + 12288 + 192 elements takes
     # 1 443 200, less than to compute.
     graph = sc.zoo.transformer(1, width=64, heads=1, length=64, vocabulary=2)
@@ -156,7 +156,7 @@ def test_a_product_takes_its_flops_and_twice_as_many_backward() -> None:
     assert graph.operation("block0/linear_backward").time == 2 * 2 * 64 * 64 * 192
 
 
-def test_an_operation_that_computes_little_takes_what_moving_its_elements_takes() -> None:
+def test_an_operation_with_few_flops_takes_the_time_to_move_its_elements() -> None:
     # Read and made: 4 x 64 x 64 elements each. Three norms, each with 64 elements twice.
     graph = sc.zoo.transformer(1, width=64, heads=1, length=64, vocabulary=2)
     assert graph.operation("block0/gelu").time == 50 * 2 * 4 * 64 * 64
@@ -223,7 +223,7 @@ def test_random_layered_is_like_the_published_graph_of_100() -> None:
 
 
 @pytest.mark.parametrize("generator", [sc.zoo.random_layered, sc.zoo.heterogeneous_chain])
-def test_the_seed_decides(generator: Callable[..., object]) -> None:
+def test_a_graph_depends_only_on_its_seed(generator: Callable[..., object]) -> None:
     assert generator(50, seed=3) == generator(50, seed=3)
     assert generator(50, seed=3) != generator(50, seed=4)
 
@@ -231,20 +231,23 @@ def test_the_seed_decides(generator: Callable[..., object]) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: sc.zoo.random_layered(2), "at least 3"),
-        (lambda: sc.zoo.uniform_chain(0), "layers is a whole number of at least 1, not 0"),
-        (lambda: sc.zoo.heterogeneous_chain(3, spread=0.5), "spread is a number of at least 1, not 0.5"),
-        (lambda: sc.zoo.heterogeneous_chain(3, spread=math.nan), "spread is a number of at least 1, not nan"),
-        (lambda: sc.zoo.resnet(()), "stages is a whole number of at least 1, not 0"),
-        (lambda: sc.zoo.resnet((2, 0)), r"blocks\[1\] is a whole number of at least 1, not 0"),
-        (lambda: sc.zoo.densenet(growth=0), "growth is a whole number of at least 1, not 0"),
-        (lambda: sc.zoo.mobilenet(width=0.0), "width multiplies the channels"),
-        (lambda: sc.zoo.mobilenet(settings=[(6, 24, 2, 0)]), r"settings\[0\] is a whole number of at least 1, not 0"),
-        (lambda: sc.zoo.unet(3, size=100), "multiple of 2\\^depth = 8, not 100"),
-        (lambda: sc.zoo.transformer(width=100, heads=12), "100 is none of 12"),
-        (lambda: sc.zoo.encoder_decoder(0), "layers is a whole number of at least 1, not 0"),
+        (lambda: sc.zoo.random_layered(2), "operations must be at least 3, got 2"),
+        (lambda: sc.zoo.uniform_chain(0), "layers must be an int of at least 1, got 0"),
+        (lambda: sc.zoo.heterogeneous_chain(3, spread=0.5), "spread must be a number of at least 1, got 0.5"),
+        (lambda: sc.zoo.heterogeneous_chain(3, spread=math.nan), "spread must be a number of at least 1, got nan"),
+        (lambda: sc.zoo.resnet(()), "stages must be an int of at least 1, got 0"),
+        (lambda: sc.zoo.resnet((2, 0)), r"blocks\[1\] must be an int of at least 1, got 0"),
+        (lambda: sc.zoo.densenet(growth=0), "growth must be an int of at least 1, got 0"),
+        (
+            lambda: sc.zoo.mobilenet(width=0.0),
+            "width, which multiplies the channels, must be a number above 0, got 0.0",
+        ),
+        (lambda: sc.zoo.mobilenet(settings=[(6, 24, 2, 0)]), r"settings\[0\] must be an int of at least 1, got 0"),
+        (lambda: sc.zoo.unet(3, size=100), "multiple of 2\\^depth = 8, got 100"),
+        (lambda: sc.zoo.transformer(width=100, heads=12), "width must be a multiple of heads = 12, got 100"),
+        (lambda: sc.zoo.encoder_decoder(0), "layers must be an int of at least 1, got 0"),
     ],
 )
-def test_sizes_that_make_no_graph_are_refused(call: Callable[[], object], words: str) -> None:
+def test_bad_sizes_are_rejected(call: Callable[[], object], words: str) -> None:
     with pytest.raises(InvalidOptionError, match=words):
         call()

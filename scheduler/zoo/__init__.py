@@ -1,7 +1,7 @@
-"""Generators of the graphs that studies use: seeded where random, with their input order.
+"""Generators of graphs for studies, seeded where random.
 
-Chains and networks have the shapes, bytes and times of the real ones, at any size; none needs
-torch. The networks come as the whole step, forward and backward, or as the forward alone.
+Chains and networks have the shapes, bytes and times of real ones, at any size; none needs
+torch. Networks are generated as the whole step, forward and backward, or as the forward alone.
 """
 
 from scheduler.zoo.chains import heterogeneous_chain, uniform_chain

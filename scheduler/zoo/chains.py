@@ -1,4 +1,4 @@
-"""Chains of layers: equal ones, and ones of random sizes and times."""
+"""Chains of equal layers, and of layers with random sizes and times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def uniform_chain(
     output_bytes: int = 1,
     saved_bytes: int = 0,
 ) -> Chain:
-    """Return a chain of equal layers, on which the closed forms of the literature hold.
+    """Return a chain of equal layers, for which the closed forms of the literature hold.
 
     Parameters
     ----------
@@ -55,15 +55,15 @@ def uniform_chain(
 def heterogeneous_chain(layers: int = 32, *, seed: int = 0, spread: float = 8.0) -> Chain:
     """Return a chain of layers of random sizes and times.
 
-    Outputs and forward times are drawn log-evenly around 2^20 bytes and 1 unit; a backward
-    takes twice its forward, and a layer saves up to four times its output.
+    Output bytes and forward times are drawn log-uniformly around 2^20 bytes and 1 unit; a
+    backward takes twice as long as its forward, and a layer saves up to four times its output.
 
     Parameters
     ----------
     layers : int
     seed : int
     spread : float
-        The largest that can be drawn over the smallest, at least 1.
+        Ratio of the largest to the smallest value that can be drawn, at least 1.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def heterogeneous_chain(layers: int = 32, *, seed: int = 0, spread: float = 8.0)
     """
     check_sizes(layers=layers)
     if not 1 <= spread < math.inf:
-        raise InvalidOptionError(f"spread is a number of at least 1, not {spread!r}")
+        raise InvalidOptionError(f"spread must be a number of at least 1, got {spread!r}")
     random = np.random.default_rng(seed)
     factors = spread ** random.uniform(-0.5, 0.5, (2, layers))
     outputs = [round(2**20 * factor) for factor in factors[0]]

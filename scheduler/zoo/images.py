@@ -1,4 +1,4 @@
-"""Networks of images: convolutions with skips, sums and concatenations."""
+"""Image networks: convolutions with skips, sums and concatenations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from collections.abc import Sequence
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.zoo.tape import Tape, check_sizes
+
+MOBILENET_V2 = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+"""(expansion, channels, blocks, stride) of each stage: Table 2 of Sandler et al. 2018."""
 
 
 def resnet(
@@ -24,8 +35,8 @@ def resnet(
     Parameters
     ----------
     blocks : sequence of int
-        Blocks of each stage; a stage has twice the channels of the one before, and but for
-        the first half its height and width.
+        Blocks of each stage; a stage has twice the channels of the one before and, except the
+        first, half its height and width.
     width : int
         Channels inside the blocks of the first stage; blocks return four times as many.
     size : int
@@ -67,15 +78,7 @@ def mobilenet(
     size: int = 224,
     batch_size: int = 1,
     classes: int = 1000,
-    settings: Sequence[tuple[int, int, int, int]] = (
-        (1, 16, 1, 1),
-        (6, 24, 2, 2),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    ),
+    settings: Sequence[tuple[int, int, int, int]] = MOBILENET_V2,
     backward: bool = True,
 ) -> Graph:
     """Return a MobileNetV2: inverted residual blocks around depthwise convolutions.
@@ -88,7 +91,7 @@ def mobilenet(
         Height and width of the images.
     batch_size, classes : int
     settings : sequence of (expansion, channels, blocks, stride)
-        Of each stage, as in Table 2 of the paper; the stride is that of its first block.
+        Of each stage, by default as in Table 2 of the paper; the stride is that of its first block.
     backward : bool
         Whether the graph is the whole step, or its forward alone.
 
@@ -102,7 +105,7 @@ def mobilenet(
     Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018.
     """
     if not 0 < width < math.inf:
-        raise InvalidOptionError(f"width multiplies the channels and is a number above 0, not {width!r}")
+        raise InvalidOptionError(f"width, which multiplies the channels, must be a number above 0, got {width!r}")
     check_sizes(stages=len(settings), **_numbered("settings", [min(setting) for setting in settings]))
     tape, x = _images(batch_size, size, classes=classes)
 
@@ -168,11 +171,11 @@ def densenet(
         for layer in range(layers):
             tape.scope = f"block{block}.layer{layer}"
             y = tape.concatenate(features, axis=1) if layer else x
-            y = _activate(tape, _normalise(tape, y))
+            y = _activate(tape, _normalize(tape, y))
             y = _convolve(tape, y, 4 * growth, kernel=1)
             features.append(_convolution(tape, y, growth))
         tape.scope = f"transition{block}"
-        x = _activate(tape, _normalise(tape, tape.concatenate(features, axis=1)))
+        x = _activate(tape, _normalize(tape, tape.concatenate(features, axis=1)))
         if block < len(blocks) - 1:
             x = _pool(tape, _convolution(tape, x, max(1, tape.shapes[x][1] // 2), kernel=1), stride=2)
     return _classified(tape, x, classes, "densenet", backward)
@@ -187,18 +190,18 @@ def unet(
     classes: int = 2,
     backward: bool = True,
 ) -> Graph:
-    """Return a U-Net: what each level of the way down makes is read again on the way up.
+    """Return a U-Net: the output of each level on the way down is read again on the way up.
 
     Parameters
     ----------
     depth : int
-        Times that the way down halves height and width and doubles the channels.
+        How many times the way down halves height and width and doubles the channels.
     width : int
         Channels of the first level.
     size : int
         Height and width of the images, a multiple of 2^depth.
     batch_size, classes : int
-        Each pixel has one of the classes.
+        Each pixel belongs to one of the classes.
     backward : bool
         Whether the graph is the whole step, or its forward alone.
 
@@ -214,7 +217,7 @@ def unet(
     """
     check_sizes(depth=depth)
     if size % 2**depth:
-        raise InvalidOptionError(f"size is a multiple of 2^depth = {2**depth}, not {size}")
+        raise InvalidOptionError(f"size must be a multiple of 2^depth = {2**depth}, got {size}")
     tape, x = _images(batch_size, size, width=width, classes=classes)
     skips: list[str] = []
     for level in range(depth + 1):
@@ -252,7 +255,7 @@ def _convolution(tape: Tape, x: str, channels: int, *, kernel: int = 3, stride: 
     return tape.run("convolution", [x], shape, flops=flops, parameters=channels * weights)
 
 
-def _normalise(tape: Tape, x: str) -> str:
+def _normalize(tape: Tape, x: str) -> str:
     return tape.run("norm", [x], tape.shapes[x], parameters=2 * tape.shapes[x][1])
 
 
@@ -263,7 +266,7 @@ def _activate(tape: Tape, x: str) -> str:
 def _convolve(
     tape: Tape, x: str, channels: int, *, kernel: int = 3, stride: int = 1, groups: int = 1, activate: bool = True
 ) -> str:
-    x = _normalise(tape, _convolution(tape, x, channels, kernel=kernel, stride=stride, groups=groups))
+    x = _normalize(tape, _convolution(tape, x, channels, kernel=kernel, stride=stride, groups=groups))
     return _activate(tape, x) if activate else x
 
 
@@ -273,7 +276,7 @@ def _pool(tape: Tape, x: str, *, stride: int) -> str:
 
 
 def _enlarge(tape: Tape, x: str, channels: int) -> str:
-    """Double height and width by a transposed convolution with a kernel of 2 x 2."""
+    """Double height and width by a transposed convolution with a 2 x 2 kernel."""
     batch, before, height, width = tape.shapes[x]
     shape = (batch, channels, 2 * height, 2 * width)
     flops = 2 * math.prod(shape) * before

@@ -9,6 +9,7 @@ import numpy as np
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph, Operation, Tensor
 
+# The four normal distributions of the bytes, in units of 1000 bytes.
 _SHARES = (0.3, 0.3, 0.3, 0.1)
 _MEANS = (0.5, 1.0, 3.0, 5.0)
 _DEVIATIONS = (0.5, 1.0, 1.0, 1.0)
@@ -25,10 +26,10 @@ def random_layered(
 ) -> Graph:
     """Return an irregular graph of random layers, after the public sets of Gagrani et al. and MOCCASIN.
 
-    Between a source and a sink stand layers of random width; an operation reads one or more
-    of the layer before, and now and then one of an earlier layer. Bytes come from a mixture
-    of four normal distributions, times evenly from 1 to 1000. The input order is a random
-    topological one. All operations are required, and nothing is kept.
+    Between a source and a sink are layers of random width; an operation reads one or more
+    operations of the layer before, and sometimes one of an earlier layer. Bytes are drawn from a
+    mixture of four normal distributions, times uniformly from 1 to 1000. The input order is a
+    random topological order. All operations are required, and there are no results.
 
     Parameters
     ----------
@@ -38,11 +39,11 @@ def random_layered(
     width : float
         Mean width of a layer, over the number of layers.
     variability : float
-        Widths lie within this share of their mean, evenly.
+        Widths are drawn uniformly within this share of their mean.
     edge_density : float
-        Chance of each operation of the layer before to be read, beside the one that is.
+        Probability that an operation reads another one of the layer before, after the first.
     skip_share : float
-        Chance of each edge to come from an earlier layer instead.
+        Probability that an edge comes from an earlier layer instead.
 
     Raises
     ------
@@ -53,26 +54,13 @@ def random_layered(
     ----------
     Gagrani et al., Neural topological ordering for computation graphs, NeurIPS 2022;
     Bartan et al., MOCCASIN, ICML 2023. The exact procedure is not published: the shape is theirs,
-    the draws are our own.
+    the distributions are ours.
     """
     if operations < 3:
-        raise InvalidOptionError(f"random_layered needs at least 3 operations, not {operations}")
+        raise InvalidOptionError(f"operations must be at least 3, got {operations}")
     random = np.random.default_rng(seed)
     layers = _layers(operations, width, variability, random)
-    inputs: dict[int, list[int]] = {0: []}
-    for level, layer in enumerate(layers[1:], 1):
-        before, earlier = layers[level - 1], [number for older in layers[: level - 1] for number in older]
-        for number in layer:
-            count = min(len(before), 1 + int(random.binomial(len(before), edge_density)))
-            chosen = set(random.choice(before, count, replace=False).tolist())
-            for source in sorted(chosen):
-                if earlier and random.random() < skip_share:
-                    chosen.remove(source)
-                    chosen.add(int(random.choice(earlier)))
-            inputs[number] = sorted(chosen)
-    read = {source for sources in inputs.values() for source in sources}
-    last = operations - 1
-    inputs[last] = sorted({*inputs[last], *(number for number in range(last) if number not in read)})
+    inputs, last = _inputs(layers, edge_density, skip_share, random), operations - 1
     kinds = random.choice(len(_SHARES), operations, p=_SHARES)
     sizes = np.abs(random.normal(np.take(_MEANS, kinds), np.take(_DEVIATIONS, kinds)))
     times = random.integers(1, 1001, operations)
@@ -98,6 +86,27 @@ def _layers(operations: int, width: float, variability: float, random: np.random
         layers.append(list(range(used, used + count)))
         used += count
     return [*layers, [operations - 1]]
+
+
+def _inputs(
+    layers: list[list[int]], edge_density: float, skip_share: float, random: np.random.Generator
+) -> dict[int, list[int]]:
+    """Return the operations that each operation reads; the last one reads all that no other reads."""
+    inputs: dict[int, list[int]] = {0: []}
+    for level, layer in enumerate(layers[1:], 1):
+        before, earlier = layers[level - 1], [number for older in layers[: level - 1] for number in older]
+        for number in layer:
+            count = min(len(before), 1 + int(random.binomial(len(before), edge_density)))
+            chosen = set(random.choice(before, count, replace=False).tolist())
+            for source in sorted(chosen):
+                if earlier and random.random() < skip_share:
+                    chosen.remove(source)
+                    chosen.add(int(random.choice(earlier)))
+            inputs[number] = sorted(chosen)
+    read = {source for sources in inputs.values() for source in sources}
+    (last,) = layers[-1]
+    inputs[last] = sorted({*inputs[last], *(number for number in range(last) if number not in read)})
+    return inputs
 
 
 def _random_order(inputs: dict[int, list[int]], random: np.random.Generator) -> list[int]:

@@ -1,4 +1,4 @@
-"""Networks of sequences: a residual stream through blocks of attention and MLP."""
+"""Sequence networks: a residual stream through blocks of attention and MLP."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def transformer(
         times as many.
     heads, length, batch_size, vocabulary : int
     separate_heads : bool
-        Whether each head has operations of its own: a block's forward and backward are then
-        28 operations and six for each head, so 124 with 16 heads.
+        Whether each head has operations of its own: a block then has 28 operations, forward and
+        backward, and six more for each head, so 124 with 16 heads.
     backward : bool
         Whether the graph is the whole step, or its forward alone.
 
     Raises
     ------
     InvalidOptionError
-        If a size is below 1, or the width is no multiple of the heads.
+        If a size is below 1, or the width is not a multiple of the heads.
 
     References
     ----------
@@ -80,7 +80,7 @@ def encoder_decoder(
     Raises
     ------
     InvalidOptionError
-        If a size is below 1, or the width is no multiple of the heads.
+        If a size is below 1, or the width is not a multiple of the heads.
 
     References
     ----------
@@ -106,7 +106,7 @@ def encoder_decoder(
 
 @dataclass(frozen=True)
 class _Model:
-    """The sizes of a model, and the parts that its blocks are made of."""
+    """The sizes of a model, and the parts of its blocks."""
 
     tape: Tape
     width: int
@@ -125,7 +125,7 @@ class _Model:
             vocabulary=self.vocabulary,
         )
         if self.width % self.heads:
-            raise InvalidOptionError(f"width is a multiple of heads: {self.width} is none of {self.heads}")
+            raise InvalidOptionError(f"width must be a multiple of heads = {self.heads}, got {self.width}")
 
     def embedding(self, name: str) -> str:
         tokens = self.tape.batch(name, (self.batch_size, self.length))
@@ -142,7 +142,7 @@ class _Model:
         return self.tape.run("linear", [x], shape, flops=flops, parameters=(before + bias) * width)
 
     def attention(self, x: str, memory: str = "") -> str:
-        """Return x and what it reads of itself, or of `memory`."""
+        """Return x plus what attention reads from x itself, or from `memory`."""
         normed = self.norm(x)
         if memory:
             queries = [self.linear(normed, self.width)]
@@ -158,7 +158,7 @@ class _Model:
         return self.tape.add(x, self.linear(read, self.width))
 
     def _head(self, queries: str, keys: str, values: str, *, heads: int) -> str:
-        """Return what some heads read."""
+        """Return what a number of heads read from the values."""
         shape = self.tape.shapes[queries]
         square = (self.batch_size, heads, self.length, self.length)
         flops = 2 * math.prod(shape) * self.length
@@ -167,7 +167,7 @@ class _Model:
         return self.tape.run("read", [weights, values], shape, flops=flops)
 
     def mlp(self, x: str) -> str:
-        """Return x and what the MLP makes of it."""
+        """Return x plus the MLP of x."""
         hidden = self.linear(self.norm(x), 4 * self.width)
         active = self.tape.run("gelu", [hidden], self.tape.shapes[hidden])
         return self.tape.add(x, self.linear(active, self.width))

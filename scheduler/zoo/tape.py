@@ -1,9 +1,9 @@
-"""The tape: a network's forward operations with their shapes, and the backward that follows from them.
+"""The tape: the forward operations of a network with their shapes, and the backward derived from them.
 
-A tensor has elements of four bytes. Times are FLOPs, or what it takes to move the elements
-read and made where that is more: some fifty FLOPs for each (on an A100, 19.5 TFLOP/s in single
-precision against 1.555 TB/s). A backward operation takes the time of its forward for each
-gradient that it makes. Views take no time and no bytes.
+A tensor has elements of four bytes. A time is the number of FLOPs or, if that is more, 50 FLOPs for
+each element read or written (on an A100, 19.5 TFLOP/s in single precision against 1.555 TB/s). A
+backward operation takes the time of its forward for each gradient that it computes. Views take
+no time and no bytes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ELEMENT_BYTES = 4
 FLOPS_PER_ELEMENT = 50.0
 
 Backward = Literal["one operation", "same", "split", "concatenate"]
-"""How gradients of an operation's inputs come from that of its output: one operation makes them all;
-they are the same tensor; a concatenation's is split; those of a split are concatenated."""
+"""How the gradients of an operation's inputs follow from that of its output: one operation computes them all;
+they are the same tensor; that of a concatenation is split; those of a split are concatenated."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A forward operation, and what its backward needs to know."""
+    """A forward operation, and what its backward needs."""
 
     operation: Operation
     backward: Backward
@@ -37,14 +37,14 @@ class _Step:
 
 
 class Tape:
-    """Records forward operations; `graph` returns them with their backward or without.
+    """Records forward operations; `graph` returns them with or without their backward.
 
     Attributes
     ----------
     shapes : dict of str to tuple of int
         Of every tensor recorded.
     scope : str
-        The layer of the operations recorded from then on: they are called "SCOPE/KIND".
+        The layer of the operations recorded from then on; their names are "SCOPE/KIND".
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Tape:
         parameters : int
             Elements of its parameter, which gets a gradient; 0 for none.
         keeps : "inputs", "output" or "nothing"
-            What its backward reads, beside the gradient and the parameter.
+            What its backward reads in addition to the gradient and the parameter.
         """
         name = self._name(kind)
         own = [self._tensor(f"{name}.parameter", (parameters,), role="parameter")] if parameters else []
@@ -119,12 +119,12 @@ class Tape:
         return views
 
     def graph(self, loss: str, name: str, *, backward: bool) -> Graph:
-        """Return what was recorded as a graph.
+        """Return the recorded operations as a graph.
 
         Parameters
         ----------
         loss : str
-            A result, as are the gradients of all parameters if there is a backward.
+            A result; with a backward, the gradients of all parameters are results as well.
         name : str
         backward : bool
         """
@@ -157,13 +157,13 @@ class Tape:
 
 
 class _Reverse:
-    """The backward operations of a tape, in the order of autograd: gradients are added as they come."""
+    """The backward operations of a tape, in the order of autograd; gradients are summed as they are computed."""
 
     def __init__(self, steps: Sequence[_Step], tensors: Mapping[str, Tensor], parameters: Sequence[str]) -> None:
         self.operations: list[Operation] = []
         self.tensors = dict(tensors)
         self.gradients: dict[str, str] = {}
-        self._made: Counter[str] = Counter()
+        self._gradients_of: Counter[str] = Counter()
         self._layers: dict[str, str] = {}
         """Layer that first produces or reads a tensor; its gradient is summed there."""
         for step in steps:
@@ -183,18 +183,20 @@ class _Reverse:
         if not sources:
             return
         if step.backward == "same":
-            made = gradients * len(sources)
+            computed = gradients * len(sources)
         elif step.backward == "split":
             storage = self.tensors[gradients[0]].storage
-            made = [self._gradient(name, storage) for name in sources]
-            self._run(forward, gradients, made, 0.0)
+            computed = [self._gradient(name, storage) for name in sources]
+            self._run(forward, gradients, computed, 0.0)
         elif step.backward == "concatenate":
-            made = [self._gradient(name) for name in sources]
-            self._run(forward, gradients, made, _moving_time(self.tensors[name] for name in (*gradients, *made)))
+            computed = [self._gradient(name) for name in sources]
+            self._run(
+                forward, gradients, computed, _moving_time(self.tensors[name] for name in (*gradients, *computed))
+            )
         else:
-            made = [self._gradient(name) for name in sources]
-            self._run(forward, [*gradients, *step.kept], made, forward.time * len(made))
-        for name, gradient in zip(sources, made, strict=True):
+            computed = [self._gradient(name) for name in sources]
+            self._run(forward, [*gradients, *step.kept], computed, forward.time * len(computed))
+        for name, gradient in zip(sources, computed, strict=True):
             self._accumulate(name, gradient)
 
     def _accumulate(self, name: str, gradient: str) -> None:
@@ -202,7 +204,7 @@ class _Reverse:
             terms = [self.gradients[name], gradient]
             gradient = self._gradient(name)
             time = _moving_time(self.tensors[term] for term in (*terms, gradient))
-            operation = f"{name}_sum{self._made[name]}"
+            operation = f"{name}_sum{self._gradients_of[name]}"
             signature = f"sum({self.tensors[gradient].size_bytes} bytes)"
             self.operations.append(
                 Operation(
@@ -218,8 +220,8 @@ class _Reverse:
         self.gradients[name] = gradient
 
     def _gradient(self, name: str, storage: str | None = None) -> str:
-        self._made[name] += 1
-        gradient = f"d_{name}" if self._made[name] == 1 else f"d_{name}#{self._made[name]}"
+        self._gradients_of[name] += 1
+        gradient = f"d_{name}" if self._gradients_of[name] == 1 else f"d_{name}#{self._gradients_of[name]}"
         self.tensors[gradient] = Tensor(gradient, self.tensors[name].size_bytes, storage, role="gradient")
         return gradient
 
@@ -231,16 +233,16 @@ class _Reverse:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Refuse sizes that are not whole numbers of at least 1.
+    """Reject sizes that are not ints of at least 1.
 
     Raises
     ------
     InvalidOptionError
-        Names the first.
+        For the first such size.
     """
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidOptionError(f"{name} is a whole number of at least 1, not {size!r}")
+            raise InvalidOptionError(f"{name} must be an int of at least 1, got {size!r}")
 
 
 def _moving_time(tensors: Iterable[Tensor]) -> float:
