@@ -23,7 +23,7 @@ from scheduler.pytorch.layerwise.groups import Link, State
 from scheduler.pytorch.layerwise.layer_run import LayerRun, PlannedLayers
 from scheduler.pytorch.layerwise.profiling import Profile
 from scheduler.pytorch.layerwise.program import LayerProgram
-from scheduler.pytorch.layerwise.survey import Layers, name_parts
+from scheduler.pytorch.layerwise.survey import Layers, name_parts, run_in_turn
 
 
 class LayeredModule(CheckpointedModule):
@@ -52,11 +52,7 @@ class LayeredModule(CheckpointedModule):
 
     def run_plain(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the layers and the loss without a plan."""
-        (_, first), *others = name_parts(self.runner.layers, self.loss)
-        value = first(*args, **kwargs)
-        for _, part in others:
-            value = part(value)
-        return value
+        return run_in_turn(name_parts(self.runner.layers, self.loss), args, kwargs)
 
 
 def _container(layers: Layers) -> nn.Sequential:

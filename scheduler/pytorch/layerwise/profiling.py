@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from scheduler.errors import CaptureError, ExecutionError
+from scheduler.errors import CaptureError, ExecutionError, SchedulerError
 from scheduler.graph import Tensor as GraphTensor
 from scheduler.graph.chain import Chain
 from scheduler.graph.layers import Layer
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory, read_device_memory
+from scheduler.pytorch.capture.failures import check_runs
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
 from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.layerwise.groups import Gradients, Link, State
@@ -32,7 +33,15 @@ from scheduler.pytorch.layerwise.link_costs import (
     time_link,
     weigh_link,
 )
-from scheduler.pytorch.layerwise.survey import LayerFunction, Layers, Survey, name_parts, storage_keys, tensors_of
+from scheduler.pytorch.layerwise.survey import (
+    LayerFunction,
+    Layers,
+    Survey,
+    name_parts,
+    run_in_turn,
+    storage_keys,
+    tensors_of,
+)
 from scheduler.pytorch.measurement.memory import storage_bytes, storage_sizes
 from scheduler.pytorch.measurement.rng import kept_generators
 
@@ -169,9 +178,17 @@ def profile(
             check_unwrapped(module)
     parts = name_parts(layers, loss)
     arguments = (tuple(args), dict(kwargs or {}))
-    with _restored([part for _, part in parts]), kept_generators():
-        survey = Survey(parts, arguments)
-        return _Sweep(survey, timed=timed, memory=memory).measure(type(layers).__name__)
+    name = type(layers).__name__
+    try:
+        with _restored([part for _, part in parts]), kept_generators():
+            survey = Survey(parts, arguments)
+            return _Sweep(survey, timed=timed, memory=memory).measure(name)
+    except SchedulerError:
+        raise
+    except Exception:  # torch raises errors of many kinds here
+        modules = [part for _, part in parts if isinstance(part, nn.Module)]
+        check_runs(lambda *args, **kwargs: run_in_turn(parts, args, kwargs), name, *arguments, modules)
+        raise
 
 
 class _Sweep:

@@ -6,7 +6,7 @@ that only views its input, or changes it in place, shares storages with the laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +56,17 @@ def name_parts(layers: Layers, loss: Callable[..., Tensor] | None) -> list[tuple
     if not parts:
         raise InvalidOptionError("there are no layers: give at least one")
     return parts if loss is None else [*parts, ("loss", loss)]
+
+
+def run_in_turn(
+    parts: Sequence[tuple[str, LayerFunction]], args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
+    """Run named layers without a plan: the first on the arguments, each other on what the one before returned."""
+    (_, first), *others = parts
+    value = first(*args, **kwargs)
+    for _, part in others:
+        value = part(value)
+    return value
 
 
 class Survey:

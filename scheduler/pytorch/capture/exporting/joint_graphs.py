@@ -28,6 +28,7 @@ from scheduler.pytorch.capture.arguments import read_arguments, tensor_paths
 from scheduler.pytorch.capture.descriptors import DescribedGraph, read_descriptors
 from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, muted_logging
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
+from scheduler.pytorch.capture.failures import at_line, check_runs, describe_failure
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
@@ -62,7 +63,7 @@ def export_joint(
     """
     signature, tensors = read_arguments(args, kwargs)
     _check_module(module, tensors)
-    core = ModuleWithLoss(module, loss)
+    core, name = ModuleWithLoss(module, loss), type(module).__name__
     with _untouched(module) as attributes, torch.enable_grad(), muted_logging():
         route: Route = "direct"
         step = FlatStep(core, signature, loss)
@@ -70,14 +71,18 @@ def export_joint(
             with noted_locations(module):
                 exported = _export(step, tensors)
         except Exception as direct:  # torch raises errors of many kinds here
-            if kept := attributes.changed():
-                raise CaptureError(describe_kept([*kept])) from direct
+            if changed := attributes.changed():
+                attributes.restore()
+                check_runs(core, name, args, kwargs, [core])
+                raise CaptureError(describe_kept([*changed]) + at_line(direct)) from direct
             route = "dynamo"
             try:
                 step = FlatStep(capture_with_dynamo(core, args, kwargs), signature, loss)
                 exported = _export(step, tensors)
             except Exception as error:
-                raise CaptureError(_describe_failure(module, direct, error)) from error
+                attributes.restore()
+                check_runs(core, name, args, kwargs, [core])
+                raise CaptureError(describe_failure(name, direct, error)) from error
         counters = _check_state(attributes, step, tensors, exported, route)
         rewrite(exported)
         joint = replace(_read_joint(exported, step, route), counters=counters)
@@ -255,17 +260,3 @@ def _check_loss(joint: Joint) -> None:
     shapes = [tuple(output.meta["val"].shape) for output in joint.outputs]
     if [output.meta["val"].numel() for output in joint.outputs] != [1]:
         raise CaptureError(f"loss must return one scalar tensor, got tensors of shapes {shapes}: reduce it")
-
-
-def _describe_failure(module: nn.Module, direct: Exception, dynamo: Exception) -> str:
-    def first_lines(error: Exception) -> str:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}" if lines else type(error).__name__
-
-    return (
-        f"{type(module).__name__} cannot be captured as one graph."
-        f" Traced directly: {first_lines(direct)}. Through TorchDynamo: {first_lines(dynamo)}."
-        " Usual causes are branches on tensor values, .item(), and shapes that depend on data."
-        " Remove them, or plan the parts that can be captured,"
-        ' or checkpoint a list of layers with granularity="layers", which needs no capture.'
-    )

@@ -1,0 +1,81 @@
+"""Why a model cannot be captured: because it fails by itself, or because of something that a capture cannot follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from scheduler.errors import CaptureError, SchedulerError
+from scheduler.pytorch.capture.kept_state import kept_state
+from scheduler.pytorch.source_lines import line_of_error
+
+
+def check_runs(
+    run: Callable[..., object],
+    name: str,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    modules: Iterable[nn.Module],
+) -> None:
+    """Run a model plainly, without gradients, and leave it as it was.
+
+    Call this where a capture has failed, before blaming the capture.
+
+    Parameters
+    ----------
+    run : callable
+        The model with its loss.
+    name : str
+        Name of the model in the message.
+    args, kwargs
+    modules : iterable of Module
+        The modules that may change while it runs.
+
+    Raises
+    ------
+    CaptureError
+        If the model fails by itself. Its own error is the cause.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    with kept_state(modules, tensors), torch.no_grad():
+        try:
+            run(*args, **kwargs)
+        except (torch.OutOfMemoryError, SchedulerError):
+            return  # a step without a plan may not fit; that says nothing about the arguments
+        except Exception as error:
+            raise CaptureError(
+                f"{name} itself fails on these arguments, also without a plan:"
+                f" {type(error).__name__}: {_first_lines(error)}{at_line(error)}"
+            ) from error
+
+
+def at_line(*errors: BaseException) -> str:
+    """Return ", at FILE:LINE: CODE" for the first error that passed user code, "" if none did."""
+    return next((f", at {line}" for error in errors if (line := line_of_error(error)) is not None), "")
+
+
+def describe_failure(name: str, direct: Exception, dynamo: Exception) -> str:
+    """Return the message for a model that runs but cannot be captured.
+
+    Parameters
+    ----------
+    name : str
+    direct, dynamo : Exception
+        What each way to capture it raised.
+    """
+    return (
+        f"{name} cannot be captured as one graph{at_line(direct, dynamo)}."
+        f" Traced directly: {type(direct).__name__}: {_first_lines(direct)}."
+        f" Through TorchDynamo: {type(dynamo).__name__}: {_first_lines(dynamo)}."
+        " Usual causes are branches on tensor values, .item(), and shapes that depend on data."
+        " Remove them, or plan the parts that can be captured,"
+        ' or checkpoint a list of layers with granularity="layers", which needs no capture.'
+    )
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300].rstrip(".")

@@ -1,0 +1,128 @@
+"""Put everything that a step may change back to what it was."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from scheduler.pytorch.capture.module_state import Attributes
+from scheduler.pytorch.measurement.rng import Generators, restore_generators, save_generators
+
+
+class RandomState:
+    """The states of the random generators of torch, Python and NumPy, as they are now.
+
+    Parameters
+    ----------
+    own : iterable of Generator
+        Generators of the user, in addition to the global ones.
+    """
+
+    def __init__(self, own: Iterable[torch.Generator] = ()) -> None:
+        self._torch: Generators = [*save_generators(), *((one, one.get_state()) for one in own)]
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()
+
+    def restore(self) -> None:
+        """Put the generators back to these states."""
+        restore_generators(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+    def difference(self, other: RandomState) -> str:
+        """Return which generator has another state in `other`, "" if none has."""
+        for (generator, state), (_, other_state) in zip(self._torch, other._torch, strict=True):
+            if not torch.equal(state, other_state):
+                return f"torch generator on {generator.device}"
+        if self._python != other._python:
+            return "Python's random"
+        return "" if _equal_numpy(self._numpy, other._numpy) else "NumPy's random"
+
+
+def _equal_numpy(one: object, other: object) -> bool:
+    assert isinstance(one, tuple)
+    assert isinstance(other, tuple)
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class State:
+    """The values of some tensors, attributes of modules, and random states, as they are now.
+
+    Parameters
+    ----------
+    modules : iterable of Module
+    tensors : iterable of Tensor
+        In addition to those that the modules hold. Values are copied to the CPU.
+    generators : iterable of Generator
+        As for `RandomState`.
+    """
+
+    def __init__(
+        self, modules: Iterable[nn.Module], tensors: Iterable[Tensor] = (), generators: Iterable[torch.Generator] = ()
+    ) -> None:
+        named = [(str(number), part) for number, module in enumerate(modules) for part in module.modules()]
+        self._attributes = Attributes(named)
+        held = [leaf for _, part in named for leaf in pytree.tree_leaves(_held_by(part)) if isinstance(leaf, Tensor)]
+        self._copies: dict[int, tuple[Tensor, torch.UntypedStorage | Tensor]] = {}
+        self._views: list[tuple[Tensor, tuple[int, tuple[int, ...], tuple[int, ...]]]] = []
+        for tensor in (*held, *tensors):
+            if _has_no_storage(tensor):
+                self._copies.setdefault(id(tensor), (tensor, tensor.detach().clone()))
+            elif tensor.untyped_storage().device.type != "meta":
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._copies:
+                    self._copies[storage._cdata] = (tensor, _copied(storage))
+                self._views.append((tensor, _view_of(tensor)))
+        self.random = RandomState(generators)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self._attributes.restore()
+        with torch.no_grad():
+            for tensor, copied in self._copies.values():
+                if isinstance(copied, Tensor):
+                    tensor.copy_(copied)
+                else:
+                    storage = tensor.untyped_storage()
+                    if storage.nbytes() != copied.nbytes():  # an observer may resize its buffers
+                        storage.resize_(copied.nbytes())
+                    storage.copy_(copied, non_blocking=False)
+            for tensor, view in self._views:
+                if _view_of(tensor) != view:
+                    tensor.set_(tensor.untyped_storage(), *view)
+        self.random.restore()
+
+
+@contextlib.contextmanager
+def kept_state(modules: Iterable[nn.Module], tensors: Iterable[Tensor] = ()) -> Iterator[None]:
+    """Leave everything that a step may change as it was; parameters as for `State`."""
+    state = State(modules, tensors)
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def _held_by(module: nn.Module) -> list[object]:
+    return [value for key, value in vars(module).items() if key != "_modules"]
+
+
+def _has_no_storage(tensor: Tensor) -> bool:
+    return tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor)
+
+
+def _view_of(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    return int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+
+
+def _copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a copy on the CPU: the memory of the device is for the step."""
+    copied: torch.UntypedStorage = storage.clone() if storage.device.type == "cpu" else storage.cpu()  # type: ignore[no-untyped-call]
+    return copied

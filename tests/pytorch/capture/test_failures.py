@@ -1,0 +1,113 @@
+"""What is said where a model cannot be captured: whose fault it is, and the line of the user's code."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scheduler.errors import CaptureError
+from scheduler.pytorch import checkpointed, profile_layers, trace
+from scheduler.pytorch.source_lines import line_of_error
+
+X = torch.ones(2, 4)
+
+
+class Adds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.calls = 0
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        h = self.norm(self.linear(x))
+        return torch.dropout(h, 0.5, True) + y  # the line that fails
+
+
+def line_of(text: str) -> str:
+    """Return the pattern of FILE:LINE for the line of this file that contains a text."""
+    with open(__file__) as file:
+        number = next(i for i, line in enumerate(file, 1) if text in line)
+    return re.escape(f"{__file__}:{number}")
+
+
+def test_a_model_that_fails_on_its_arguments_is_not_called_uncapturable():
+    with pytest.raises(CaptureError, match=r"Adds itself fails on these arguments.*RuntimeError.*size") as caught:
+        trace(Adds(), (X, torch.ones(3)), loss=torch.sum, costs="flops")
+    assert re.search(line_of("# the line that fails"), str(caught.value))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert line_of_error(caught.value.__cause__).text.startswith("return torch.dropout(h, 0.5, True) + y")
+
+
+def test_a_missing_argument_is_the_models_own_error():
+    with pytest.raises(CaptureError, match=r"itself fails.*TypeError.*missing 1 required positional argument: 'y'"):
+        trace(Adds(), (X,), loss=torch.sum, costs="flops")
+
+
+def test_a_loss_that_fails_is_named_by_its_line():
+    with pytest.raises(CaptureError, match=r"itself fails.*KeyError") as caught:
+        trace(Adds(), (X, X), loss=lambda y: {}["target"] + y, costs="flops")  # a loss without its target
+    assert re.search(line_of("# a loss without its target"), str(caught.value))
+
+
+@pytest.mark.parametrize("granularity", ["auto", "operations", "layers"])
+def test_a_sequence_that_fails_on_its_arguments_says_so_at_every_granularity(granularity):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    with pytest.raises(CaptureError, match=r"Sequential itself fails.*mat1 and mat2 shapes cannot be multiplied"):
+        checkpointed(model, "100%", (torch.ones(2, 5),), loss=torch.sum, granularity=granularity)
+
+
+def test_layers_that_fail_name_the_line_of_the_user():
+    def fails(x: Tensor) -> Tensor:
+        return x.reshape(5, 5)  # a layer that fails
+
+    with pytest.raises(CaptureError, match=line_of("# a layer that fails")):
+        profile_layers([nn.Linear(4, 4), fails], (X,), loss=torch.sum)
+
+
+def test_a_model_is_left_as_it_was_by_a_capture_that_fails():
+    model = Adds()
+    before = copy.deepcopy(model.state_dict())
+    random_state = torch.get_rng_state()
+    with pytest.raises(CaptureError):
+        trace(model, (X, torch.ones(3)), loss=torch.sum, costs="flops")
+    assert model.calls == 0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_arguments_changed_in_place_are_put_back():
+    class Changes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x.add_(1)
+            return self.linear(x) + torch.ones(3)
+
+    x = X.clone()
+    with pytest.raises(CaptureError, match="itself fails"):
+        trace(Changes(), (x,), loss=torch.sum, costs="flops")
+    assert torch.equal(x, X)
+
+
+def test_a_refused_branch_names_the_line_of_the_user():
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x)
+            return y.sum() if y.sum() > 0 else y.square().sum()  # a branch on a value
+
+    with pytest.raises(CaptureError, match=line_of("# a branch on a value")) as caught:
+        trace(Branching(), (X,), costs="flops")
+    assert "return y.sum() if y.sum() > 0 else y.square().sum()" in str(caught.value)
+    assert "cannot be captured as one graph" in str(caught.value)
