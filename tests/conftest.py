@@ -1,7 +1,16 @@
 from __future__ import annotations
 
+import os
+import signal
+
+# Small models and graphs gain nothing from threads, and two workers have two cores. This is read when torch,
+# numpy or Inductor are imported, so nothing above this line may import them.
+os.environ |= {name: "1" for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")}
+
+import pytest
 from hypothesis import settings
 
+from tests.abuse.tally import BOOK
 from tests.support.examples import ALL
 
 # `pytest --hypothesis-profile dev` is for quick runs, "thorough" for nights.
@@ -9,3 +18,32 @@ settings.register_profile("dev", max_examples=ALL // 10, deadline=None, print_bl
 settings.register_profile("ci", max_examples=ALL, deadline=None, print_blob=True)
 settings.register_profile("thorough", max_examples=20 * ALL, deadline=None, print_blob=True)
 settings.load_profile("ci")
+
+# A process that a shell starts in the background ignores Ctrl-C, which some tests send to themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the longest tests, so that no worker is left with one of them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the tallies of a worker to the process that prints them."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["tallies"] = BOOK.counts()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Add the tallies of a worker that has finished."""
+    BOOK.add(getattr(node, "workeroutput", {}).get("tallies", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the abuse tests tried."""
+    if BOOK.areas:
+        terminalreporter.section("abuse")
+        for line in BOOK.lines():
+            terminalreporter.write_line(line)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from scheduler.errors import SchedulerError
 
 Answer = TypeVar("Answer")
+COUNTS = ("tried", "refused", "accepted_falsely", "crashed", "lost")
 
 
 @dataclass
@@ -67,12 +68,21 @@ class Book:
         """Return the tally of an area, begun if need be."""
         return self.areas.setdefault(area, Tally(area))
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return the counts by area, as plain data for another process."""
+        return {area: {name: getattr(tally, name) for name in COUNTS} for area, tally in self.areas.items()}
+
+    def add(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """Add the counts of another book."""
+        for area, numbers in counts.items():
+            for name, number in numbers.items():
+                setattr(self.of(area), name, getattr(self.of(area), name) + number)
+
     def lines(self) -> list[str]:
         """Return a line per area and one for all."""
-        counts = ("tried", "refused", "accepted_falsely", "crashed", "lost")
-        rows = [(area, *(getattr(tally, count) for count in counts)) for area, tally in self.areas.items()]
-        rows.append(("all", *(sum(row[k] for row in rows) for k in range(1, len(counts) + 1))))
-        head = ("area", *(count.replace("_", " ") for count in counts))
+        rows = [(area, *(getattr(tally, count) for count in COUNTS)) for area, tally in self.areas.items()]
+        rows.append(("all", *(sum(row[k] for row in rows) for k in range(1, len(COUNTS) + 1))))
+        head = ("area", *(count.replace("_", " ") for count in COUNTS))
         return [f"{row[0]:<32}" + "".join(f"{cell:>18}" for cell in row[1:]) for row in (head, *rows)]
 
 

@@ -1,6 +1,6 @@
 """Time and answer of `dp`, beside the published program on a grid of 500 memory slots.
 
-    pytest tests/benchmarks/test_chain_benchmark.py
+    pytest -n 0 tests/benchmarks/test_chain_benchmark.py
 
 Chains of few distinct layers repeat a pattern (embedding, attention and MLP in turn, head);
 in the others every layer differs. Times leave out what numba compiles on the first run.

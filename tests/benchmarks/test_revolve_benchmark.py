@@ -1,6 +1,6 @@
 """Binomial schedules beside checkpoint_schedules and pyrevolve: the same counts, and the time to make them.
 
-Run with `pytest tests/benchmarks/test_revolve_benchmark.py`. The peers come with the
+Run with `pytest -n 0 tests/benchmarks/test_revolve_benchmark.py`. The peers come with the
 extra `peers`; without them their rows are skipped.
 """
 

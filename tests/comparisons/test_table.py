@@ -27,6 +27,7 @@ from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.registry import MODULES
+from tests.support.fake_clock import FakeClock
 from tests.support.oracle import optimum
 from tests.support.paths import ROOT
 from tests.support.training_graphs import conv_net, uniform_chain
@@ -261,14 +262,24 @@ def test_an_interrupt_keeps_the_finished_rows(tmp_path: Path) -> None:
 
 def test_an_interrupt_cancels_the_cases_that_wait_on_an_executor(toy: ModuleType) -> None:
     ran: list[int] = []
+    futures: list[Future[Row]] = []
+
+    class Recording(ThreadPoolExecutor):
+        def submit(self, function, /, *arguments):  # type: ignore[no-untyped-def]
+            futures.append(super().submit(function, *arguments))
+            return futures[-1]
 
     def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         ran.append(problem.budget_bytes)
-        time.sleep(0.01)
+        # The tenth case lasts until the sweep cancels those behind it, which it does after the third.
+        for _ in range(6000 if len(ran) == 10 else 0):
+            if any(future.cancelled() for future in futures):
+                break
+            time.sleep(0.01)
         return Proposal(problem.save_everything, "input order", bound=1.0)
 
     toy.propose = propose
-    with ThreadPoolExecutor(1) as executor:
+    with Recording(1) as executor:
         stopped = sc.compare([uniform_chain(3)], range(20, 70), ["toy"], executor=executor, progress=interrupt_at(3))
     assert 3 <= len(stopped) <= len(ran) < 50
     assert len(stopped) + stopped.missing == 50
@@ -355,14 +366,15 @@ def test_the_first_use_of_a_solver_is_not_counted_in_its_time(toy: ModuleType) -
 
     def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         if not calls:
-            time.sleep(0.3)
+            fake.advance(100.0)
         calls.append(problem.budget_bytes)
         return Proposal(problem.save_everything, "input order", bound=1.0)
 
     toy.propose = propose
     _warm_up.cache_clear()
-    row, again = sc.compare([uniform_chain(3)], ["100%", "90%"], ["toy"])
-    assert row.seconds < 0.3
+    with FakeClock() as fake:
+        row, again = sc.compare([uniform_chain(3)], ["100%", "90%"], ["toy"])
+    assert row.seconds == 0
     assert calls[-2:] == [row.budget_bytes, again.budget_bytes]
 
 

@@ -13,7 +13,7 @@ from scheduler.solvers.deadline import clock
 
 
 class FakeClock:
-    """A clock that advances whenever a search reads it, or calls a function.
+    """A clock that advances when a search reads it or calls a function, and by `advance`.
 
     Inside of its `with` block it replaces the clock of all searches, in all threads that
     start there. Work that runs in compiled code between two readings takes no time.
@@ -38,6 +38,7 @@ class FakeClock:
         self.seconds_per_look, self.seconds_per_call = seconds_per_look, seconds_per_call
         self.at_look = dict(at_look or {})
         self.looks = self.calls = 0
+        self._advanced = 0.0
         # Counters of itertools are atomic; additions of several threads are not.
         self._looks, self._calls = itertools.count(1), itertools.count(1)
 
@@ -59,7 +60,11 @@ class FakeClock:
     @property
     def seconds(self) -> float:
         """Seconds that have passed on this clock."""
-        return self.looks * self.seconds_per_look + self.calls * self.seconds_per_call
+        return self.looks * self.seconds_per_look + self.calls * self.seconds_per_call + self._advanced
+
+    def advance(self, seconds: float) -> None:
+        """Let so many seconds pass."""
+        self._advanced += seconds
 
     def _look(self) -> float:
         look = self.looks = next(self._looks)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 
 import pytest
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from scheduler.errors import CaptureError, ExecutionError, InvalidOptionError
 from scheduler.graph.layers import Layer
 from scheduler.pytorch import profile_layers
+from scheduler.pytorch.layerwise import link_costs
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, training_step
 from tests.support.pytorch.layered import Perceptron, mixed_loss, mixed_stack, mixed_state
 from tests.support.pytorch.regression import mean_square
@@ -93,27 +93,41 @@ def test_a_gradient_of_the_input_is_part_of_the_step():
     assert x.grad is None
 
 
+class Watch:
+    """A clock that advances by a second between two readings."""
+
+    seconds = 0
+
+    def now(self) -> float:
+        self.seconds += 1
+        return float(self.seconds)
+
+
 class Slow(nn.Module):
-    """Takes 2 ms forward and 6 ms backward."""
+    """Takes 20 seconds forward and 60 backward, on the watch."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.002)
+        self.watch.seconds += 20
         y = x * 1.0
         if y.requires_grad:
-            y.register_hook(lambda gradient: time.sleep(0.006))
+            y.register_hook(lambda gradient: setattr(self.watch, "seconds", self.watch.seconds + 60))
         return y
 
 
-def test_times_are_those_of_forward_and_backward():
-    chain = profile_layers([nn.Linear(4, 4), Slow()], (torch.ones(2, 4),), loss=mean_square)
+def test_times_are_those_of_forward_and_backward(monkeypatch):
+    watch = Watch()
+    monkeypatch.setattr(link_costs, "now", watch.now)
+    chain = profile_layers([nn.Linear(4, 4), Slow(watch)], (torch.ones(2, 4),), loss=mean_square)
     slow = chain.layers[1]
     assert chain.time_unit == "s"
-    assert slow.forward_time >= 0.002
-    assert slow.forward_without_saving_time >= 0.002
-    assert slow.backward_time >= 0.006
+    assert slow.forward_time == slow.forward_without_saving_time == 20 + 1
+    assert slow.backward_time == 60 + 1
     for layer in (chain.layers[0], chain.layers[2]):
-        assert 0 < layer.forward_time < 0.002
-        assert 0 < layer.backward_time < 0.006
+        assert layer.forward_time == layer.forward_without_saving_time == layer.backward_time == 1
 
 
 def test_profiling_leaves_no_trace():

@@ -129,7 +129,7 @@ def test_a_search_that_is_stopped_returns_its_answer_with_a_true_bound(
 ) -> None:
     graph = conv_net(12)
     problem = Problem(graph, Problem(graph, 0).baseline.peak_bytes // 2)
-    deadline = Deadline(3600)
+    deadline = Deadline(60)
     stop = partial(os.kill, os.getpid(), signal.SIGINT) if ends == "Ctrl-C" else deadline.stop
     solve = cp_model.CpSolver.solve
 
