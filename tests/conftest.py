@@ -26,7 +26,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the longest tests, so that no worker is left with one of them at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+    def seconds(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("long")
+        return float(marker.args[0]) if marker else 0.0
+
+    items.sort(key=seconds, reverse=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

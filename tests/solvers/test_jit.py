@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -11,10 +13,13 @@ from pathlib import Path
 import numba
 import pytest
 
+import scheduler as sc
+from scheduler.errors import UnsuitableProblemError
 from scheduler.solvers import jit  # pauses the clock while numba compiles
 from scheduler.solvers.deadline import Deadline
 from tests.support.fake_clock import FakeClock
 from tests.support.paths import ROOT
+from tests.support.training_graphs import conv_net
 
 PARTS = """
 from scheduler.solvers.jit import compiled
@@ -50,6 +55,18 @@ def advance(pair):
 def leap(x):
     return advance(Pair(x, 10 * x))
 """
+
+
+@pytest.mark.long(60)
+def test_every_solver_serves_a_small_step() -> None:
+    """It compiles all kernels, and starts first: all other tests find them in the cache."""
+    steps = (conv_net(3), sc.zoo.uniform_chain(6), sc.zoo.heterogeneous_chain(6), sc.zoo.transformer(4))
+    serving = set()
+    for solver, step in itertools.product(sc.solver_names(), steps):
+        with FakeClock(seconds_per_look=0.1), contextlib.suppress(UnsuitableProblemError):
+            if sc.solve(step, "75%", solver=solver, time_limit=30.0).schedule is not None:
+                serving.add(solver)
+    assert serving == set(sc.solver_names()) - {"save-all"}  # which takes 100 %
 
 
 def test_compiling_takes_no_time_from_a_search() -> None:
