@@ -50,6 +50,7 @@ def checkpointed(
     reserve: int | str = 0,
     optimizer: Optimizer | None = None,
     accumulate_gradients: bool = False,
+    verify: bool = False,
     **options: Unpack[SolveOptions],
 ) -> CheckpointedModule:
     """Return a module that trains `model` within a memory budget.
@@ -87,6 +88,12 @@ def checkpointed(
         As for `trace`; only with a budget, because a plan contains them. A plan made for
         existing gradients may run without them, and then needs less memory; another plan that
         runs with existing gradients needs as many bytes more as they have.
+    verify : bool
+        Whether to compare the first step that follows the plan with a plain one: loss or outputs,
+        gradients, buffers and random states, bit for bit. A difference is an error; if two plain
+        steps differ in the same values, it is a warning. The model is left as after one step.
+        That first call needs the memory of a step without a plan; `CheckpointedModule.verify`
+        does the same for any later step.
     **options
         For `make_plan`, if a budget is given: `solver`, `time_limit` (20 s by default here),
         `reorder`, `seed`.
@@ -98,7 +105,8 @@ def checkpointed(
     Raises
     ------
     CaptureError
-        If the model cannot be captured, or nothing in it is trainable.
+        If the model itself fails on these arguments, if it cannot be captured, or if nothing in it
+        is trainable.
     PlanMismatchError
         If the plan is for another model, or for arguments of other shapes.
     BudgetTooSmallError
@@ -117,6 +125,7 @@ def checkpointed(
         reserve=reserve,
         optimizer=optimizer,
         accumulate_gradients=accumulate_gradients,
+        verify=verify,
         options=options,
     )
     others = None
@@ -133,7 +142,7 @@ class PlanRequest:
     ----------
     model, plan_or_budget, loss, granularity, on_mismatch, costs
         As for `checkpointed`.
-    reserve, optimizer, accumulate_gradients, options
+    reserve, optimizer, accumulate_gradients, verify, options
         As for `checkpointed`.
 
     Raises
@@ -151,6 +160,7 @@ class PlanRequest:
     reserve: int | str
     optimizer: Optimizer | None
     accumulate_gradients: bool
+    verify: bool
     options: SolveOptions
 
     def __post_init__(self) -> None:
@@ -240,6 +250,7 @@ def _build_by_operations(
         on_mismatch=request.on_mismatch,
         plan=plan,
         others=others,
+        verify=request.verify,
     )
 
 
@@ -266,6 +277,7 @@ def _build_by_layers(
         on_mismatch=request.on_mismatch,
         plan=plan,
         others=others,
+        verify=request.verify,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch._C._dynamo.guards
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 _dict_version: Callable[[Any], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
 
@@ -21,5 +22,11 @@ def dict_versions(dicts: Iterable[Mapping[Any, Any]]) -> object:
 
 
 def is_transformed() -> bool:
-    """Return whether a transform of torch.func, such as `grad` or `vmap`, is active."""
-    return peek_interpreter_stack() is not None
+    """Return whether a transform such as `torch.func.grad` or `vmap`, or forward-mode AD, is active."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def autograd_node_name() -> str:
+    """Return the name of the autograd node whose backward is running, "" outside a backward."""
+    node = torch._C._current_autograd_node()
+    return "" if node is None else str(node.name())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol, TypedDict, Unpack
+from dataclasses import replace
+from typing import Any, Literal, NoReturn, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,8 @@ from scheduler.errors import ExecutionError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import Signature, read_arguments
 from scheduler.pytorch.execute.guards import Modes, call_key
+from scheduler.pytorch.execute.verification import Comparison, Verification
+from scheduler.pytorch.torch_private import is_transformed
 
 OnMismatch = Literal["error", "plain", "plan"]
 
@@ -28,25 +32,30 @@ class StepRunner(Protocol):
     def difference(self) -> str:
         """Return what differs in the model since the plan was made, "" if nothing does."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return tensors that the step reads and that are neither arguments nor registered, by name."""
+
 
 class ModuleSettings(TypedDict, total=False):
     """Keyword options of a planned module, all optional: `loss` and `on_mismatch` as for `checkpointed`.
 
     `plan` is the plan that the module follows, if there is one. `others` are the plans for other
-    calls; `on_mismatch="plan"` needs it.
+    calls; `on_mismatch="plan"` needs it. `verify` as for `checkpointed`.
     """
 
     loss: Callable[..., Tensor] | None
     on_mismatch: OnMismatch
     plan: Plan | None
     others: OtherPlans | None
+    verify: bool
 
 
 class CheckpointedModule(nn.Module):
     """A module that follows a plan; returned by `checkpointed`.
 
     Its parameters and buffers are the original module's, under the same names, also in
-    `state_dict`. Subclasses set `runner`, which runs the planned step.
+    `state_dict`. Subclasses set `runner`, which runs the planned step. It cannot be copied or
+    pickled, because it holds code and places of tensors: copy or save the original.
 
     Attributes
     ----------
@@ -75,6 +84,7 @@ class CheckpointedModule(nn.Module):
         self.plan = settings.get("plan")
         self.on_mismatch = settings.get("on_mismatch", "error")
         self.others = settings.get("others")
+        self._is_unverified = settings.get("verify", False)
         self.training = module.training
         self.planned_call = call_key(*read_arguments(args, kwargs))
         self.modes = Modes(module)
@@ -87,24 +97,106 @@ class CheckpointedModule(nn.Module):
         Raises
         ------
         ExecutionError
-            If the call differs from the planned one and `on_mismatch="error"`.
+            If the call differs from the planned one and `on_mismatch="error"`, if it is inside a
+            transform of torch.func, or if `verify=True` finds a difference from the plain step.
         CaptureError, BudgetTooSmallError
             If it differs, `on_mismatch="plan"`, and no plan can be made for it.
         """
-        if not torch.is_grad_enabled() or (not self.module.training and self.modes.root_trains):
+        if self._runs_plain():
             return self.run_plain(args, kwargs)
         signature, tensors = read_arguments(args, kwargs)
+        found = self._find(args, kwargs, signature, tensors)
+        if found is None:
+            return self.run_plain(args, kwargs)
+        if found._is_unverified:
+            found._verify_first(args, kwargs)
+        return found.runner.run(tensors)
+
+    def _runs_plain(self) -> bool:
+        """Return whether no call follows a plan now: in evaluation and without gradients."""
+        return not torch.is_grad_enabled() or (not self.module.training and self.modes.root_trains)
+
+    def _find(
+        self, args: tuple[object, ...], kwargs: dict[str, object], signature: Signature, tensors: Sequence[Tensor]
+    ) -> CheckpointedModule | None:
+        """Return the module whose plan covers a call, None if the call runs without a plan."""
+        if is_transformed():
+            if self.on_mismatch == "plain":
+                return None
+            raise ExecutionError(
+                "a planned step cannot run inside a transform of torch.func (grad, vmap, jvp) or under forward-mode"
+                ' AD: transform the original, which is in the attribute "module", or pass on_mismatch="plain"'
+            )
         difference = self.difference(signature, tensors)
         if not difference:
-            return self.runner.run(tensors)
+            return self
         if self.on_mismatch == "plain":
-            return self.run_plain(args, kwargs)
+            return None
         if self.others is not None:
-            return self.others.find(args, kwargs).runner.run(tensors)
+            return self.others.find(args, kwargs)
         raise ExecutionError(
             f'this call differs from the planned one: {difference}. Pass on_mismatch="plan" to make a plan for it,'
             ' or on_mismatch="plain" to run the model without a plan.'
         )
+
+    def verify(self, *args: object, **kwargs: object) -> Verification:
+        """Run a step plainly and as planned, compare the two, and then run the planned step.
+
+        Loss or outputs, gradients, buffers and random states are compared bit for bit; the model
+        is put back after each run. In the end it is left as one planned step leaves it: with a
+        loss, gradients have been accumulated; without one, only the forward has run, and its
+        outputs are in the result. Verifying needs the memory of a step without a plan, and
+        takes the time of at least three steps.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The arguments of a call.
+
+        Returns
+        -------
+        Verification
+            Says which values differ, how far, and the first operation that differs where it can
+            be told.
+
+        Raises
+        ------
+        ExecutionError
+            If the call runs without a plan, and as for a call.
+        CaptureError, BudgetTooSmallError
+            As for a call.
+        """
+        signature, tensors = read_arguments(args, kwargs)
+        found = None if self._runs_plain() else self._find(args, kwargs, signature, tensors)
+        if found is None:
+            raise ExecutionError(
+                "this call runs without a plan, so there is nothing to verify: call train() and enable gradients;"
+                ' on_mismatch="error" says what differs from the plan'
+            )
+        verification = found._compare(args, kwargs)
+        outputs = found.runner.run(tensors)
+        if self.loss is not None and isinstance(outputs, Tensor):
+            outputs.backward()  # type: ignore[no-untyped-call]
+            outputs = outputs.detach()
+        return replace(verification, outputs=outputs)
+
+    def _compare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Verification:
+        held = {**dict(self.named_parameters()), **self.runner.tensors()}
+        names = {id(tensor): name for name, tensor in held.items() if tensor.requires_grad}
+        trained = {name: held[name] for name in names.values()}
+        comparison = Comparison(self, args, kwargs, trained, held=held.values(), has_loss=self.loss is not None)
+        return comparison.verify(self.run_plain, lambda args, kwargs: self.runner.run(read_arguments(args, kwargs)[1]))
+
+    def _verify_first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        verification = self._compare(args, kwargs)
+        if not verification.is_trusted:
+            raise ExecutionError(
+                f"{verification.summary()}\nThis is an error of the planner, or of an operator that computes something"
+                " else than in a plain step: train without a plan, and report it."
+            )
+        if not verification.is_equal:
+            warnings.warn(verification.summary(), stacklevel=5)
+        self._is_unverified = False
 
     def run_plain(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the model and its loss without a plan."""
@@ -115,6 +207,34 @@ class CheckpointedModule(nn.Module):
         """Return the first difference between a call, or the model now, and the plan; "" if there is none."""
         differs = call_key(signature, tensors).difference(self.planned_call)
         return differs or self.modes.difference() or self.runner.difference()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a submodule, parameter or buffer of the original: `torch.func.functional_call` replaces them here."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = vars(self).get("_modules", {}).get("module")
+            for held in (vars(inner)[kind] for kind in _REGISTERED) if inner is not None else ():
+                if name in held:
+                    return held[name]
+            raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a tensor that replaces one of the original is set there."""
+        inner = vars(self).get("_modules", {}).get("module")
+        if isinstance(value, Tensor) and inner is not None:
+            for held in (inner._parameters, inner._buffers):
+                if name in held:
+                    held[name] = value
+                    return
+        super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise ExecutionError(
+            "a planned module cannot be copied or pickled, because it holds the code of its plan. To copy it, copy the"
+            ' original, which is in the attribute "module", and pass the copy and this plan to checkpointed(). To save'
+            " it, save state_dict() and plan.save(PATH), and pass Plan.load(PATH) to checkpointed() again."
+        )
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -129,6 +249,9 @@ class CheckpointedModule(nn.Module):
         """Yield the buffers under their names in the original module."""
         for name, buffer in super().named_buffers("", recurse, remove_duplicate):
             yield _joined(prefix, name), buffer
+
+
+_REGISTERED = ("_modules", "_parameters", "_buffers")
 
 
 class OtherPlans:

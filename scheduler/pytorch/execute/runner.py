@@ -111,6 +111,11 @@ class _ProgramRunner:
         self._renewals = self._watch.renewals
         return self._registered.difference() or self._constants.difference()
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return tensors that the step reads and that are neither arguments nor registered, by name."""
+        places = [place for place in self._places.values() if place.source.kind == "constant"]
+        return {place.source.names[0]: place.find(()) for place in places}
+
     def run(self, inputs: Sequence[Tensor]) -> object:
         """Run the forward on these inputs and return the module's outputs."""
         values = self._forward(inputs)

@@ -82,6 +82,7 @@ class LayerRun:
         self._parts = backward
         self._parameter_gradients: Gradients = []
         self._have_run: set[int] = set()
+        self._fixed = [link.fixed_tensors() for link in layers.links]
         self._moments: dict[int, Moment] = {}
         self._last_moment: Moment | None = None
         self._versions: dict[int, list[tuple[Tensor, int]]] = {}
@@ -126,6 +127,7 @@ class LayerRun:
         self.next_position += 1
         self._in_backward = True
         if position == 0:
+            self._check_same_tensors()
             given = iter(incoming)
             self.gradients[len(self.layers.links)] = [
                 next(given) if flag else None for flag in boundaries[-1].differentiable
@@ -143,6 +145,18 @@ class LayerRun:
             self._moments.clear()
             self._versions.clear()
         return found
+
+    def _check_same_tensors(self) -> None:
+        """Raise an `ExecutionError` if a layer has got other parameters or buffers since the forward."""
+        for link, then in zip(self.layers.links, self._fixed, strict=True):
+            now = link.fixed_tensors()
+            if len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True)):
+                raise ExecutionError(
+                    f'layer "{link.name}" has other parameters or buffers in the backward than in the forward, as after'
+                    " torch.func.functional_call: replace them after the backward, or use"
+                    ' granularity="operations", which keeps those of the forward'
+                )
+        self._fixed.clear()
 
     def _forward(self, i: int, *, saving: bool) -> None:
         link = self.layers.links[i]

@@ -98,6 +98,11 @@ class _LayerRunner:
                 return f'layer "{link.name}" has {len(now)} parameters and buffers, but the plan has {len(planned)}'
         return ""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return tensors that get a gradient and are neither arguments nor registered, by name."""
+        extras = zip(self._planned.links, self._planned.extras, strict=True)
+        return {f"tensor {i} of {link.name}": x for link, found in extras for i, x in enumerate(found)}
+
     def run(self, inputs: Sequence[Tensor]) -> object:
         """Run the forward on these inputs and return the last output."""
         planned = self._planned
