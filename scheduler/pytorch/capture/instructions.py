@@ -34,8 +34,8 @@ class Call:
         Whether the operator returns a tuple.
     state : str or None
         Tensor with the generator's state, if the operator is random.
-    device : torch.device or None
-        Device of that generator.
+    generator : torch.Generator or None
+        That generator: the default one of the device, or one of the user's.
     batch_norm : BatchNorm or None
         If set, the first run updates running statistics in place and later runs do not.
     """
@@ -47,16 +47,16 @@ class Call:
     outputs: tuple[str | None, ...]
     has_several: bool
     state: str | None = None
-    device: torch.device | None = None
+    generator: torch.Generator | None = None
     batch_norm: BatchNorm | None = None
 
 
 @dataclass(frozen=True)
 class SaveState:
-    """Save the state of a device's generator."""
+    """Save the state of a generator: the default one of a device, or one of the user's."""
 
     tensor: str
-    device: torch.device
+    generator: torch.Generator
 
 
 @dataclass(frozen=True)

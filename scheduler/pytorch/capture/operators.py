@@ -118,13 +118,19 @@ def ignores_running_statistics(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Return whether a call draws from the global generator of its device."""
+    """Return whether a call draws from a generator."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     given = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False)) | dict(node.kwargs)
     probability = given.get("dropout_p", 0.0 if _has_argument(target, "dropout_p") else None)
     return probability is None or probability not in (0, 0.0)
+
+
+def given_generator(node: fx.Node) -> torch.Generator | None:
+    """Return the generator that a call is given, None if it draws from the default one of its device."""
+    values = (argument.meta["val"] for argument in nodes_in((node.args, node.kwargs)))
+    return next((value for value in values if isinstance(value, torch.Generator)), None)
 
 
 def is_collective(node: fx.Node) -> bool:
@@ -183,6 +189,8 @@ def describe_call(node: fx.Node) -> str:
 
 
 def _describe_value(value: object) -> str:
+    if isinstance(value, torch.Generator):
+        return "generator"
     if not isinstance(value, Tensor):
         return repr(value)
     shape, stride = "x".join(map(str, value.shape)), ",".join(map(str, value.stride()))

@@ -202,6 +202,8 @@ class _Data:
 
         def real(node: fx.Node) -> Argument:
             value = node.meta["val"]
+            if isinstance(value, torch.Generator):
+                return cast("Argument", torch.Generator(value.device))  # the user's own must not advance
             if not isinstance(value, Tensor):
                 return cast("Argument", value)
             buffer = self._buffer(value.device, value.dtype)

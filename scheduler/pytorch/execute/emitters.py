@@ -1,6 +1,6 @@
 """The lines of code that run each kind of instruction.
 
-A random operation draws from the global generator in its first run; a recomputation sets the
+A random operation draws from its generator in its first run; a recomputation sets the
 generator to the state saved before that run, and restores it afterwards. Batch norm updates its
 running statistics in its first run only.
 """
@@ -28,7 +28,6 @@ from scheduler.pytorch.capture.instructions import (
     Update,
 )
 from scheduler.pytorch.capture.operators import aten
-from scheduler.pytorch.measurement.rng import default_generator
 
 
 class Scope:
@@ -171,7 +170,7 @@ def _emit_call(writer: PartWriter, call: Call, *, is_recomputation: bool) -> lis
     else:
         lines = [f"{writer.assign(name)} = {expression}" for name in call.outputs if name is not None] or [expression]
     if call.state is not None and is_recomputation:
-        generator = scope.constant(default_generator(call.device or torch.device("cpu")))
+        generator = scope.constant(call.generator)
         state = writer.read(call.state)
         lines = [
             f"before = {generator}.get_state()",
@@ -204,7 +203,7 @@ def _scratch(writer: PartWriter, statistic: object) -> str:
 
 
 def _emit_save_state(writer: PartWriter, save: SaveState) -> list[str]:
-    generator = writer.scope.constant(default_generator(save.device))
+    generator = writer.scope.constant(save.generator)
     # An alias, so that dispatch modes see the memory of the state.
     alias = writer.scope.constant(aten.alias.default)
     return [f"{writer.assign(save.tensor)} = {alias}({generator}.get_state())"]

@@ -25,6 +25,7 @@ from scheduler.pytorch.capture.lowering.analysis import Analysis, Mutation, Vari
 from scheduler.pytorch.capture.lowering.graph_builder import GraphBuilder
 from scheduler.pytorch.capture.operators import (
     UPDATES,
+    given_generator,
     is_collective,
     is_getitem,
     is_random,
@@ -133,7 +134,7 @@ class Emitter:
             outputs=tuple(outputs),
             has_several=_has_several(node),
             state=None if state is None else state.tensor,
-            device=None if state is None else state.device,
+            generator=None if state is None else state.generator,
             batch_norm=variant.batch_norm,
         )
         produced = [tensor for tensor in outputs if tensor is not None]
@@ -159,12 +160,15 @@ class Emitter:
 
     def _random_state(self, node: fx.Node, phase: Phase) -> SaveState:
         """Save the state of the generator that a random call draws from."""
-        device = next(value.device for value in output_values(node) if isinstance(value, TorchTensor))
+        generator = given_generator(node)
+        if generator is None:
+            device = next(value.device for value in output_values(node) if isinstance(value, TorchTensor))
+            generator = default_generator(device)
         self._random_calls += 1
-        size_bytes = default_generator(device).get_state().untyped_storage().nbytes()
+        size_bytes = generator.get_state().untyped_storage().nbytes()
         state = self._builder.add_tensor(f"state {self._random_calls}", size_bytes, role="random state")
         inputs = [] if self._random_token is None else [self._random_token]
-        instruction = SaveState(state, device)
+        instruction = SaveState(state, generator)
         self._builder.add_operation(
             f"rng state {self._random_calls}", instruction, inputs, [state], phase=phase, kind="save random state"
         )

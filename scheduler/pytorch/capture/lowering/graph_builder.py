@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
+import torch
 from torch import Tensor as TorchTensor
 from torch import fx
 from torch.fx.node import Argument
@@ -102,15 +103,15 @@ class GraphBuilder:
         Raises
         ------
         CaptureError
-            If a node has no tensor yet and is not a number.
+            If a node has no tensor yet and is neither a number nor a generator.
         """
 
         def replace(node: fx.Node) -> Argument:
             if node in self.tensor_of:
                 return cast("Argument", Ref(self.tensor_of[node]))
             value = node.meta["val"]
-            if isinstance(value, (bool, int, float)):
-                return value
+            if isinstance(value, (bool, int, float, torch.Generator)):
+                return cast("Argument", value)
             raise CaptureError(f'"{node.name}" is used before it is produced, or is not a tensor: {value!r}')
 
         return fx.map_arg(cast("Argument", arguments), replace)
