@@ -55,7 +55,7 @@ def line_of_error(error: BaseException) -> SourceLine | None:
 def line_now() -> SourceLine | None:
     """Return the innermost line of user code that is running, None if there is none."""
     frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
-    return next((_source_line(file, line) for file, line in frames if is_users(file)), None)
+    return next((source_line(file, line) for file, line in frames if is_users(file)), None)
 
 
 def is_users(file: str) -> bool:
@@ -68,8 +68,9 @@ def is_users(file: str) -> bool:
 
 
 def _innermost(frames: list[tuple[str, int]]) -> SourceLine | None:
-    return next((_source_line(file, line) for file, line in reversed(frames) if is_users(file)), None)
+    return next((source_line(file, line) for file, line in reversed(frames) if is_users(file)), None)
 
 
-def _source_line(file: str, line: int) -> SourceLine:
+def source_line(file: str, line: int) -> SourceLine:
+    """Return a line of a file with its text."""
     return SourceLine(file, line, linecache.getline(file, line).strip())

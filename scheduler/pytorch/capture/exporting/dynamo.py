@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,8 +13,13 @@ from torch import nn
 from scheduler.errors import CaptureError
 
 
-def capture_with_dynamo(core: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
+def capture_with_dynamo(
+    core: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[nn.Module, list[str]]:
     """Return a module without Python control flow that does what `core` does with these arguments.
+
+    TorchDynamo drops side effects: the last parts of the names of objects that it saw changed
+    are returned too.
 
     Raises
     ------
@@ -37,12 +43,15 @@ def capture_with_dynamo(core: nn.Module, args: Sequence[object], kwargs: Mapping
     with torch._dynamo.config.patch(settings), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         captured: nn.Module = dynamo_graph_capture_for_export(core)(*args, **kwargs)
-    for warning in caught:
-        # Dynamo drops side effects. Of these, only the replacement of a buffer would be missed.
-        if "side effects" in str(warning.message) and "_buffers" in str(warning.message):
-            raise CaptureError(f"a buffer is replaced in forward, which TorchDynamo drops: {warning.message}")
+    effects = [str(warning.message) for warning in caught if "side effects" in str(warning.message)]
+    if found := next((effect for effect in effects if "_buffers" in effect), ""):
+        raise CaptureError(f"a buffer is replaced in forward, which TorchDynamo drops: {found}")
     torch._dynamo.reset()
-    return captured
+    return captured, [name for effect in effects for name in _LAST_NAME.findall(effect)]
+
+
+_LAST_NAME = re.compile(r"(\w+)(?:'\])?[\"'][,\]]")
+"""The last name in each source of a list such as ["L['self'].rng", "G['counts']"]."""
 
 
 @contextlib.contextmanager

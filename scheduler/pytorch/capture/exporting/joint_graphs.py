@@ -8,6 +8,7 @@ understands (a branch on the values of a mask), TorchDynamo captures it first.
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from scheduler.pytorch.capture.arguments import read_arguments, tensor_paths
 from scheduler.pytorch.capture.descriptors import DescribedGraph, read_descriptors
 from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, muted_logging
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
+from scheduler.pytorch.capture.exporting.outside_draws import OutsideDraws
 from scheduler.pytorch.capture.failures import at_line, check_runs, describe_failure
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
@@ -64,26 +66,34 @@ def export_joint(
     signature, tensors = read_arguments(args, kwargs)
     _check_module(module, tensors)
     core, name = ModuleWithLoss(module, loss), type(module).__name__
-    with _untouched(module) as attributes, torch.enable_grad(), muted_logging():
+    draws = OutsideDraws(module, loss)
+    with _untouched(module) as attributes, draws.kept(), torch.enable_grad(), muted_logging():
         route: Route = "direct"
         step = FlatStep(core, signature, loss)
         try:
-            with noted_locations(module):
+            with noted_locations(module), draws.recorded():
                 exported = _export(step, tensors)
         except Exception as direct:  # torch raises errors of many kinds here
+            draws.check(functools.partial(_export, step, tensors))
             if changed := attributes.changed():
                 attributes.restore()
                 check_runs(core, name, args, kwargs, [core])
                 raise CaptureError(describe_kept([*changed]) + at_line(direct)) from direct
             route = "dynamo"
             try:
-                step = FlatStep(capture_with_dynamo(core, args, kwargs), signature, loss)
+                with draws.recorded(by_dynamo=True):
+                    captured, dropped = capture_with_dynamo(core, args, kwargs)
+                step = FlatStep(captured, signature, loss)
                 exported = _export(step, tensors)
             except Exception as error:
+                draws.check(lambda: None)
                 attributes.restore()
                 check_runs(core, name, args, kwargs, [core])
                 raise CaptureError(describe_failure(name, direct, error)) from error
-        counters = _check_state(attributes, step, tensors, exported, route)
+            draws.check_dropped(dropped)
+        draws.check(functools.partial(_export, step, tensors))
+        draws.check_generators(exported)
+        counters = _check_state(attributes, draws, step, tensors, exported, route)
         rewrite(exported)
         joint = replace(_read_joint(exported, step, route), counters=counters)
     if loss is not None:
@@ -241,11 +251,17 @@ def _check_module(module: object, tensors: Sequence[Tensor]) -> None:
 
 
 def _check_state(
-    attributes: Attributes, step: FlatStep, tensors: Sequence[Tensor], exported: fx.GraphModule, route: Route
+    attributes: Attributes,
+    draws: OutsideDraws,
+    step: FlatStep,
+    tensors: Sequence[Tensor],
+    exported: fx.GraphModule,
+    route: Route,
 ) -> tuple[str, ...]:
     """Refuse a forward whose result depends on what an earlier forward left behind; return what only counts."""
     counters: tuple[str, ...] = ()
     changed = {name: value for name, value in attributes.changed().items() if not isinstance(value, Tensor)}
+    changed |= draws.changed_values()
     if any(map(is_number, changed.values())) and route == "direct":
         again = _export(step, tensors)
         if again.code == exported.code:  # the numbers have changed once more without effect: forward only counts

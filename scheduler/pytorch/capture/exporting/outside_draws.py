@@ -1,0 +1,143 @@
+"""Find what a step takes from outside torch while it is captured, and refuse it with the line of the user's code."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import fx, nn
+
+from scheduler.errors import CaptureError
+from scheduler.pytorch.guards.draw_lines import (
+    Draw,
+    first_change,
+    line_that_mentions,
+    mentions_unseen_sources,
+    recorded_draws,
+)
+from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
+from scheduler.pytorch.guards.read_names import ReadNames
+
+_ONCE = "a capture takes it once, and every later step would use the same value"
+_AS_ARGUMENT = "take it outside of the step and pass what depends on it as a tensor argument"
+
+
+class OutsideDraws:
+    """What a step takes from random generators of Python and NumPy, clocks, the operating system and iterators.
+
+    Parameters
+    ----------
+    module : nn.Module
+    loss : callable or None
+    """
+
+    def __init__(self, module: nn.Module, loss: object) -> None:
+        self._read = ReadNames(module, loss)
+        self._states = OutsideStates(module, loss, self._read)
+        self._mentions_unseen = mentions_unseen_sources(self._read)
+        self._recorded: list[Draw] = []
+        self._modules = len(sys.modules)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Disturb the random states for a capture, and put all states back afterwards."""
+        self._states.begin()
+        try:
+            yield
+        finally:
+            self._states.end()
+
+    @contextlib.contextmanager
+    def recorded(self, *, by_dynamo: bool = False) -> Iterator[None]:
+        """Record the calls of sources that keep no state; TorchDynamo changes no state at all."""
+        draws_unseen = by_dynamo and ("random" in self._read.names or self._states.has_own_generators)
+        if not self._mentions_unseen and not draws_unseen:
+            yield
+            return
+        with recorded_draws() as draws:
+            try:
+                yield
+            finally:
+                self._recorded += draws
+
+    def check(self, again: Callable[[], object]) -> None:
+        """Refuse a capture that took anything from outside.
+
+        Parameters
+        ----------
+        again : callable
+            Captures once more, to find the line.
+
+        Raises
+        ------
+        CaptureError
+            With the line of the user's code and the source.
+        """
+        if changed := [state for state in self._states.changed() if not state.is_value]:
+            self._states.repeat()
+            found = first_change(again, changed)
+            if found is None and len(sys.modules) == self._modules:
+                found = Draw(changed[0].name, None)
+            if found is not None:  # else a first import drew
+                raise CaptureError(_describe(next(s for s in changed if s.name == found.source), found))
+        if self._recorded:
+            first = self._recorded[0]
+            advice = "seed it outside of the step" if "torch.Generator" in first.source else _AS_ARGUMENT
+            raise CaptureError(f"the step depends on {first.source}{_at(first)}: {_ONCE}. To train it, {advice}")
+
+    def check_dropped(self, names: Sequence[str]) -> None:
+        """Refuse a capture by TorchDynamo that saw a generator, an iterator or a counter advance.
+
+        Parameters
+        ----------
+        names : sequence of str
+            The last parts of the names of objects that it saw changed.
+
+        Raises
+        ------
+        CaptureError
+        """
+        for name in names:
+            for state in self._states.named(name):
+                raise CaptureError(_describe(state, Draw(state.name, line_that_mentions(name, self._read))))
+
+    def check_generators(self, exported: fx.GraphModule) -> None:
+        """Refuse a step that draws from a generator which it makes anew each time.
+
+        Raises
+        ------
+        CaptureError
+        """
+        for node in exported.graph.find_nodes(op="get_attr"):
+            generator = getattr(exported, str(node.target))
+            if isinstance(generator, torch.Generator) and not self._states.owns(generator):
+                line = line_that_mentions("Generator", self._read)
+                raise CaptureError(
+                    f"the step creates the torch.Generator that it draws from{_at(Draw('', line))}, so a plan would go"
+                    " on with the first one. Create it once, as an attribute of the model, and seed it outside of the"
+                    " step"
+                )
+
+    def changed_values(self) -> dict[str, object]:
+        """Return the plain values outside of modules that the capture changed, by name."""
+        return {state.name: state.read() for state in self._states.changed() if state.is_value}
+
+
+def _describe(state: OutsideState, draw: Draw) -> str:
+    if isinstance(state.owner, torch.Generator):
+        return (
+            f"the step sets the seed or the state of {state.name}{_at(draw)}, which a plan does not repeat:"
+            " seed it outside of the step"
+        )
+    if state.is_random:
+        return (
+            f"the step draws from {state.name}{_at(draw)}: {_ONCE}. Draw with torch instead, for example"
+            f" torch.rand(()), also with a torch.Generator of your own; or {_AS_ARGUMENT}"
+        )
+    return f"the step advances {state.name}{_at(draw)}: {_ONCE}. To train it, {_AS_ARGUMENT}"
+
+
+def _at(draw: Draw) -> str:
+    return "" if draw.line is None else f", at {draw.line}"
