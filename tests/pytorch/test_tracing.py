@@ -197,19 +197,6 @@ def test_a_loss_that_is_not_one_number_is_refused():
         trace(nn.Linear(4, 4), (torch.ones(2, 4),), loss=torch.tanh)
 
 
-def test_a_recurrent_kernel_is_refused_and_sent_to_layers():
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.lstm(x)[0].sum()
-
-    with pytest.raises(CaptureError, match=r'recurrent.*granularity="layers"'):
-        trace(Recurrent(), (torch.ones(3, 2, 4),), costs="flops")
-
-
 def test_a_parameter_changed_in_forward_is_refused():
     class Clipping(nn.Module):
         def __init__(self) -> None:

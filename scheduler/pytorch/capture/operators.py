@@ -216,7 +216,7 @@ def check_call(node: fx.Node) -> None:
         raise CaptureError(
             f'the graph calls "{target}", which is not an ATen operator: plan without it, or use granularity="layers"'
         )
-    if "rnn" in str(target):
+    if "rnn" in str(target) and target is not aten.mkldnn_rnn_layer_backward.default:
         raise CaptureError(
             f'"{target}" saves a tensor for its backward whose size is known only when it runs under autograd:'
             ' plan a recurrent network layer by layer, with granularity="layers"'

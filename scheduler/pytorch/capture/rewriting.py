@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
+from scheduler.pytorch.capture.kernels import LSTM_LAYER
 from scheduler.pytorch.capture.operators import (
     aten,
     check_call,
@@ -34,6 +35,7 @@ def rewrite(module: fx.GraphModule) -> None:
     """
     graph = module.graph
     _drop_profiler_marks(graph)
+    _keep_workspaces(graph)
     for node in graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
             check_call(node)
@@ -50,6 +52,12 @@ def _drop_profiler_marks(graph: fx.Graph) -> None:
     for node in reversed(graph.nodes):
         if getattr(node.target, "namespace", "") == "profiler" and not node.users:
             graph.erase_node(node)
+
+
+def _keep_workspaces(graph: fx.Graph) -> None:
+    """Replace LSTM layers by calls that return what their backward needs also where gradients are off."""
+    for node in graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):
+        node.target = LSTM_LAYER
 
 
 def _merge_views(graph: fx.Graph) -> None:

@@ -28,6 +28,7 @@ from scheduler.errors import CaptureError
 from scheduler.pytorch.capture.arguments import read_arguments, tensor_paths
 from scheduler.pytorch.capture.descriptors import DescribedGraph, read_descriptors
 from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, muted_logging
+from scheduler.pytorch.capture.exporting.eager_kernels import eager_kernels
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
 from scheduler.pytorch.capture.exporting.outside_draws import OutsideDraws
 from scheduler.pytorch.capture.failures import at_line, check_runs, describe_failure
@@ -157,6 +158,7 @@ def _export(step: FlatStep, tensors: Sequence[Tensor]) -> fx.GraphModule:
         stack.enter_context(config.patch(backward_pass_autocast="off", functionalize_rng_ops=False))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        stack.enter_context(eager_kernels())
         exported = aot_export_joint_with_descriptors(stack, step, tuple(tensors), {})
         graph_module: fx.GraphModule = exported.graph_module
     return graph_module

@@ -1,0 +1,198 @@
+"""Trace the operators that eager PyTorch runs.
+
+While AOTAutograd traces, torch prefers decompositions written in Python to the kernels of eager
+PyTorch: several operators in place of one, or others, which round otherwise. Recurrent networks
+even lose their dropout between layers. Here the kernels of eager come first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+
+from scheduler.errors import CaptureError
+from scheduler.pytorch.capture.kernels import DROPOUT, aten, dropout_scale, lstm_workspace_bytes
+from scheduler.pytorch.torch_private import (
+    Kernels,
+    forget_fake_results,
+    has_bfloat16_kernels,
+    replaced_kernels,
+    run_composite,
+)
+
+_DECOMPOSED = [
+    "_upsample_bicubic2d_aa",
+    "_upsample_bilinear2d_aa",
+    "_upsample_lanczos2d_aa",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "hardshrink",
+    "matmul",
+    "multi_margin_loss",
+    "multilabel_margin_loss_forward",
+    "softshrink",
+    "upsample_bicubic2d",
+    "upsample_bilinear2d",
+    "upsample_linear1d",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "upsample_trilinear3d",
+]
+"""Operators whose decompositions in Python are ignored.
+
+The others of torch are needed: batch norms, to make them functional; `one_hot`, `stft`, `istft`,
+`pad_sequence` and `tensor_split`, whose kernels in C++ read values.
+"""
+
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+
+@contextlib.contextmanager
+def eager_kernels() -> Iterator[None]:
+    """Let AOTAutograd trace the operators that eager PyTorch runs."""
+    removed = dict.fromkeys(_KEYS)
+    kernels: dict[OpOverload, Kernels] = {
+        getattr(packet, overload): removed
+        for packet in (getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name))
+        for overload in packet.overloads()
+    }
+    kernels[aten.dropout.default] = dict.fromkeys(_KEYS, _dropout)
+    for packet in (aten.gru, aten.lstm, aten.rnn_relu, aten.rnn_tanh):
+        kernels[packet.input] = dict.fromkeys(_KEYS, _recurrent(packet.input))
+    kernels[aten.mkldnn_rnn_layer.default] = {DispatchKey.Meta: _fake_lstm_layer}
+    kernels[aten.mkldnn_rnn_layer_backward.default] = {DispatchKey.Meta: _fake_lstm_layer_backward}
+    with replaced_kernels(kernels):
+        yield
+
+
+def _dropout(value: Tensor, p: float, train: bool) -> Tensor:
+    """Run `at::dropout`, with a mask of booleans where eager saves one in the dtype of the input."""
+    if p == 0 or not train or value.numel() == 0:
+        return value
+    if p == 1:
+        return value.mul(torch.zeros((), dtype=value.dtype, device=value.device))
+    scale = dropout_scale(p, value.dtype) if value.device.type == "cpu" else None
+    if scale is not None:
+        return cast("Tensor", DROPOUT(value, p, scale)[0])
+    return cast("Tensor", aten.native_dropout(value, p, True)[0])
+
+
+def _recurrent(operator: OpOverload) -> Callable[..., object]:
+    """Return how eager runs a recurrent network on the CPU; elsewhere, torch's decomposition of it.
+
+    The decompositions lose dropout between layers, and on CUDA, cuDNN draws it by itself.
+    """
+    decomposition = cast("Callable[..., object]", operator.py_kernels[DispatchKey.CompositeImplicitAutograd])
+
+    def run(
+        value: Tensor,
+        states: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        has_biases: bool,
+        layers: int,
+        p: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> object:
+        options = (has_biases, layers, p, train, bidirectional, batch_first)
+        if value.device.type == "cpu":
+            if operator is aten.lstm.input and _runs_in_one_kernel(value, states, parameters):
+                return _lstm(value, states, parameters, *options)
+            return run_composite(operator, value, states, parameters, *options)
+        if p != 0 and train and layers > 1:
+            raise CaptureError(
+                f"a recurrent network of {layers} layers with dropout {p} between them draws it inside one operator on"
+                f" {value.device.type}, which cannot be captured: use single layers with nn.Dropout between them, or"
+                ' granularity="layers"'
+            )
+        return decomposition(value, states, parameters, *options)
+
+    return run
+
+
+def _lstm(
+    value: Tensor,
+    states: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    has_biases: bool,
+    layers: int,
+    p: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run one oneDNN operator per layer and direction, as ATen/native/mkldnn/RNN.cpp does."""
+    forget_fake_results()  # of the same layer without a workspace
+    value = (value.transpose(0, 1) if batch_first else value).contiguous()
+    hidden, cell = (state.contiguous() for state in states)
+    directions, per_layer = 1 + bidirectional, 4 if has_biases else 2
+    last_hidden, last_cell = [], []
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            weights = parameters[index * per_layer : (index + 1) * per_layer]
+            biases = weights[2:] if has_biases else [weight.new_zeros(weight.shape) for weight in weights]
+            output, *state, _ = aten.mkldnn_rnn_layer(
+                value,
+                *weights[:2],
+                *biases,
+                hidden[index],
+                cell[index],
+                direction > 0,
+                [],
+                _LSTM,
+                hidden.shape[2],
+                layers,
+                has_biases,
+                bidirectional,
+                batch_first,
+                train,
+            )
+            outputs.append(output)
+            last_hidden.append(state[0])
+            last_cell.append(state[1])
+        value = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+        if p != 0 and train and layer < layers - 1:
+            value = torch.dropout(value, p, True)
+    value = value.transpose(0, 1) if batch_first else value
+    return value, torch.stack(last_hidden, 0), torch.stack(last_cell, 0)
+
+
+_LSTM = 2
+"""The number of the LSTM among oneDNN's recurrent networks (ideep::rnn_kind)."""
+
+
+def _runs_in_one_kernel(value: Tensor, states: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:
+    """Return whether eager runs an LSTM layer as one oneDNN operator (`use_mkldnn` in ATen/native/RNN.cpp)."""
+    on_cpu = all(tensor.device.type == "cpu" for tensor in (value, *states, *parameters))
+    fits = value.dtype == torch.float32 or (value.dtype == torch.bfloat16 and has_bfloat16_kernels())
+    has_projections = states[0].shape[2] != states[1].shape[2]
+    return bool(torch.backends.mkldnn.enabled) and on_cpu and fits and value.numel() != 0 and not has_projections
+
+
+def _fake_lstm_layer(
+    value: Tensor, w: Tensor, v: Tensor, b: Tensor, c: Tensor, hidden: Tensor, cell: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the outputs of `aten.mkldnn_rnn_layer` with the workspace that it has if gradients are on."""
+    size = lstm_workspace_bytes(tuple(value.shape), hidden.shape[-1], value.dtype)
+    output = value.new_empty((*value.shape[:2], hidden.shape[-1]))
+    workspace = value.new_empty(size, dtype=torch.uint8)
+    return output, hidden.new_empty(hidden.shape), cell.new_empty(cell.shape), workspace
+
+
+def _fake_lstm_layer_backward(
+    value: Tensor, w: Tensor, v: Tensor, b: Tensor, c: Tensor, hidden: Tensor, cell: Tensor, *_: object
+) -> tuple[Tensor, ...]:
+    """Return the gradients of `aten.mkldnn_rnn_layer`; torch's own fake ones share the storage of the biases."""
+    shapes = (value.shape, w.shape, v.shape, w.shape[:1], w.shape[:1], hidden.shape, cell.shape)
+    return tuple(value.new_empty(shape, dtype=torch.float32) for shape in shapes)

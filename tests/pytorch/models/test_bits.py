@@ -1,0 +1,181 @@
+"""The captured step computes what eager PyTorch computes, bit for bit, in every precision."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from scheduler.pytorch.models.catalog import make_model, model_names
+from scheduler.pytorch.tracing import capture
+from tests.support.pytorch.planning import check_equal, check_like_autograd, planned, recompute_most, train
+from tests.support.pytorch.small_models import SMALL
+
+Precision = Literal["float32", "autocast", "bfloat16"]
+PRECISIONS = get_args(Precision)
+
+MASKED = {"hf-llama"}
+"""Models that transformers runs with another attention kernel while they are traced: without the shortcut for masks
+that hide nothing, which reads the mask."""
+
+
+class InPrecision(nn.Module):
+    """A model that runs in a precision, with its loss."""
+
+    def __init__(self, model: nn.Module, precision: Precision, loss: Callable[..., Tensor] | None = None) -> None:
+        super().__init__()
+        self.model = model.bfloat16() if precision == "bfloat16" else model
+        self.precision = precision
+        self.loss = loss
+
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
+        if self.precision == "bfloat16":
+            args, kwargs = tree_map(_in_bfloat16, (args, kwargs))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "autocast"):
+            result = self.model(*args, **kwargs)
+            return result if self.loss is None else self.loss(result)
+
+
+def _in_bfloat16(value: object) -> object:
+    return value.bfloat16() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+@pytest.mark.parametrize("precision", ["autocast", "bfloat16"])
+@pytest.mark.parametrize("name", SMALL)
+def test_a_model_computes_the_same_bits_in_bfloat16(name: str, precision: Precision) -> None:
+    if name not in model_names():
+        pytest.skip("transformers is not installed")
+    case = make_model(name, **SMALL[name])
+    module = InPrecision(case.module, precision, case.loss)
+    tolerance = 2e-2 if name in MASKED else 0.0
+    batches = [case.batch(1)]
+    plain = copy.deepcopy(module)
+    checkpointed, _, _ = planned(module, recompute_most, *batches[0])
+    check_equal(train(checkpointed, batches), train(plain, batches), tolerance=tolerance)
+
+
+class Wrapped(nn.Module):
+    """A function of the outputs of a linear layer, with a loss that gives each element another gradient."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], width: int = 32) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.function(self.linear(x))
+        return (value * torch.linspace(-1, 1, value.numel()).view(value.shape)).sum()
+
+
+DROPOUTS = {
+    "dropout": F.dropout,
+    "dropout1d": lambda x, p: F.dropout1d(x.unsqueeze(0), p),
+    "dropout2d": lambda x, p: F.dropout2d(x.view(1, 4, -1, 8), p),
+    "alpha": lambda x, p: F.alpha_dropout(x, p, training=True),
+    "feature alpha": lambda x, p: F.feature_alpha_dropout(x.view(2, -1, 8), p, training=True),
+    "in place": lambda x, p: F.dropout(x * 2, p, inplace=True),
+    "attention": lambda x, p: F.scaled_dot_product_attention(*(x.view(2, 2, -1, 8) for _ in range(3)), dropout_p=p),
+}
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.15, 1 / 3, 0.5, 1.0])
+@pytest.mark.parametrize("kind", DROPOUTS)
+def test_dropout_draws_and_rounds_as_eager_does(kind: str, p: float) -> None:
+    for precision in PRECISIONS:
+        torch.manual_seed(0)
+        module = InPrecision(Wrapped(lambda x: DROPOUTS[kind](x, p)), precision)
+        check_like_autograd(module, recompute_most, ((torch.randn(16, 32),), {}))
+
+
+def test_dropout_that_drops_nothing_is_no_operation() -> None:
+    with_dropout, without = (capture(Wrapped(f), (torch.ones(4, 32),)) for f in (lambda x: F.dropout(x, 0.0), _same))
+    assert len(with_dropout.graph.operations) == len(without.graph.operations)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Options of a recurrent network."""
+
+    num_layers: int = 1
+    dropout: float = 0.0
+    bidirectional: bool = False
+    batch_first: bool = False
+    bias: bool = True
+
+
+SHAPES = [
+    Shape(),
+    Shape(3, dropout=0.3),
+    Shape(2, dropout=0.3, bidirectional=True, batch_first=True),
+    Shape(2, batch_first=True, bias=False),
+]
+
+
+class Recurrent(nn.Module):
+    """A recurrent network between a linear layer and a loss of its outputs and last states."""
+
+    def __init__(self, kind: type[nn.RNNBase], shape: Shape, **options: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 32)
+        self.recurrent = kind(32, 32, **dataclasses.asdict(shape), **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, state = self.recurrent(self.linear(x))
+        weights = torch.linspace(-1, 1, outputs.numel()).view(outputs.shape)
+        return (outputs * weights).sum() + (state[0] if isinstance(state, tuple) else state).sum()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_an_lstm_is_one_operation_per_layer_and_direction(shape: Shape) -> None:
+    for precision in PRECISIONS:
+        torch.manual_seed(0)
+        module = InPrecision(Recurrent(nn.LSTM, shape), precision)
+        args = (torch.randn(5, 3, 8),)
+        check_like_autograd(module, recompute_most, (args, {}))
+        names = [operation.name for operation in capture(module, args).graph.operations]
+        layers = shape.num_layers * (1 + shape.bidirectional)
+        assert sum("rnn_layer" in name for name in names) == 2 * layers
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_a_network_that_eager_unrolls_keeps_its_dropout_between_layers(kind: type[nn.RNNBase], shape: Shape) -> None:
+    torch.manual_seed(0)
+    check_like_autograd(Recurrent(kind, shape), recompute_most, ((torch.randn(3, 2, 8),), {}))
+
+
+def test_an_lstm_that_onednn_does_not_run_is_unrolled_as_in_eager() -> None:
+    torch.manual_seed(0)
+    module = Recurrent(nn.LSTM, Shape(2, dropout=0.3), proj_size=16)
+    check_like_autograd(module, recompute_most, ((torch.randn(3, 2, 8),), {}))
+
+
+UPSAMPLED = {
+    f"{mode} {factor}": lambda x, mode=mode, factor=factor: F.interpolate(
+        x.view(2, 4, -1, 8), scale_factor=factor, mode=mode
+    )
+    for mode in ("nearest", "nearest-exact", "bilinear", "bicubic")
+    for factor in (2, 1.7)
+}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [*UPSAMPLED.values(), F.hardshrink, F.softshrink, lambda x: F.multi_margin_loss(x, torch.arange(16))],
+    ids=[*UPSAMPLED, "hardshrink", "softshrink", "multi_margin_loss"],
+)
+def test_what_eager_runs_as_one_kernel_is_one_operation(function: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    module = Wrapped(function)
+    check_like_autograd(module, recompute_most, ((torch.randn(16, 32),), {}))
