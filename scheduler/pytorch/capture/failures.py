@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError, SchedulerError
+from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.kept_state import kept_state
 from scheduler.pytorch.source_lines import line_of_error
 
@@ -37,8 +38,11 @@ def check_runs(
     Raises
     ------
     CaptureError
-        If the model fails by itself. Its own error is the cause.
+        If the model fails by itself; its own error is the cause. If it runs, but gives buffers
+        another shape, which only its first step does.
     """
+    modules = list(modules)
+    before = _shapes(modules)
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     with kept_state(modules, tensors), torch.no_grad():
         try:
@@ -50,6 +54,45 @@ def check_runs(
                 f"{name} itself fails on these arguments, also without a plan:"
                 f" {type(error).__name__}: {_first_lines(error)}{at_line(error)}"
             ) from error
+        after = _shapes(modules)
+        if changed := [key for key, shape in before.items() if after.get(key, shape) != shape]:
+            raise CaptureError(describe_reshaped([key[1] for key in changed]))
+
+
+def check_observers(joint: Joint) -> None:
+    """Refuse observers of a quantization-aware model that have not seen a batch yet.
+
+    Raises
+    ------
+    CaptureError
+        If an operator will give its buffers another shape at its first run.
+    """
+    for node in joint.module.graph.nodes:
+        if node.op != "call_function" or "fused_moving_avg_obs_fq_helper" not in str(node.target):
+            continue
+        values = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+        if not values.get("per_row_fake_quant"):
+            continue
+        rows = values["self"].meta["val"].shape[values["ch_axis"]]
+        held = [values[name] for name in ("running_min", "running_max", "scale", "zero_point")]
+        if names := [joint.sources[x].names[0] for x in held if x in joint.sources and x.meta["val"].shape != (rows,)]:
+            raise CaptureError(describe_reshaped(names))
+
+
+def describe_reshaped(names: Sequence[str]) -> str:
+    """Return the error message for a forward that gives these buffers another shape."""
+    return (
+        f"forward gives {', '.join(dict.fromkeys(names))} another shape, as an observer does that sees its first batch,"
+        " but a plan is for buffers of one shape: call the model once in training mode before planning"
+    )
+
+
+def _shapes(modules: Iterable[nn.Module]) -> dict[tuple[int, str], tuple[int, ...]]:
+    return {
+        (number, name.removeprefix("module.")): tuple(buffer.shape)
+        for number, module in enumerate(modules)
+        for name, buffer in module.named_buffers()
+    }
 
 
 def at_line(*errors: BaseException) -> str:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from scheduler.pytorch.capture.module_state import Attributes
+from scheduler.pytorch.guards.outside_states import OutsideState
 from scheduler.pytorch.measurement.rng import Generators, restore_generators, save_generators
 
 
@@ -21,12 +22,15 @@ class RandomState:
 
     Parameters
     ----------
-    own : iterable of Generator
+    own : iterable of OutsideState
         Generators of the user, in addition to the global ones.
     """
 
-    def __init__(self, own: Iterable[torch.Generator] = ()) -> None:
-        self._torch: Generators = [*save_generators(), *((one, one.get_state()) for one in own)]
+    def __init__(self, own: Iterable[OutsideState] = ()) -> None:
+        random_states = [state for state in own if state.is_random]
+        generators = [state.owner for state in random_states if isinstance(state.owner, torch.Generator)]
+        self._torch: Generators = [*save_generators(), *((one, one.get_state()) for one in generators)]
+        self._own = [(s.name, s.read(), s.save()) for s in random_states if not isinstance(s.owner, torch.Generator)]
         self._python = random.getstate()
         self._numpy = np.random.get_state()
 
@@ -35,6 +39,8 @@ class RandomState:
         restore_generators(self._torch)
         random.setstate(self._python)
         np.random.set_state(self._numpy)
+        for _, _, restore in self._own:
+            restore()
 
     def difference(self, other: RandomState) -> str:
         """Return which generator has another state in `other`, "" if none has."""
@@ -43,7 +49,10 @@ class RandomState:
                 return f"torch generator on {generator.device}"
         if self._python != other._python:
             return "Python's random"
-        return "" if _equal_numpy(self._numpy, other._numpy) else "NumPy's random"
+        if not _equal_numpy(self._numpy, other._numpy):
+            return "NumPy's random"
+        own = zip(self._own, other._own, strict=True)
+        return next((name for (name, state, _), (_, other_state, _) in own if state != other_state), "")
 
 
 def _equal_numpy(one: object, other: object) -> bool:
@@ -60,12 +69,12 @@ class State:
     modules : iterable of Module
     tensors : iterable of Tensor
         In addition to those that the modules hold. Values are copied to the CPU.
-    generators : iterable of Generator
+    generators : iterable of OutsideState
         As for `RandomState`.
     """
 
     def __init__(
-        self, modules: Iterable[nn.Module], tensors: Iterable[Tensor] = (), generators: Iterable[torch.Generator] = ()
+        self, modules: Iterable[nn.Module], tensors: Iterable[Tensor] = (), generators: Iterable[OutsideState] = ()
     ) -> None:
         named = [(str(number), part) for number, module in enumerate(modules) for part in module.modules()]
         self._attributes = Attributes(named)

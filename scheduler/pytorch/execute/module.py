@@ -15,6 +15,8 @@ from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import Signature, read_arguments
 from scheduler.pytorch.execute.guards import Modes, call_key
 from scheduler.pytorch.execute.verification import Comparison, Verification
+from scheduler.pytorch.guards.outside_states import OutsideStates
+from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.torch_private import is_transformed
 
 OnMismatch = Literal["error", "plain", "plan"]
@@ -184,7 +186,16 @@ class CheckpointedModule(nn.Module):
         held = {**dict(self.named_parameters()), **self.runner.tensors()}
         names = {id(tensor): name for name, tensor in held.items() if tensor.requires_grad}
         trained = {name: held[name] for name in names.values()}
-        comparison = Comparison(self, args, kwargs, trained, held=held.values(), has_loss=self.loss is not None)
+        read = ReadNames(self.module, self.loss)
+        comparison = Comparison(
+            self,
+            args,
+            kwargs,
+            trained,
+            held=held.values(),
+            has_loss=self.loss is not None,
+            generators=OutsideStates(self.module, self.loss, read).states,
+        )
         return comparison.verify(self.run_plain, lambda args, kwargs: self.runner.run(read_arguments(args, kwargs)[1]))
 
     def _verify_first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

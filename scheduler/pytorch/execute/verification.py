@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from scheduler.pytorch.capture.arguments import fill_arguments, read_arguments
 from scheduler.pytorch.capture.kept_state import RandomState, State
 from scheduler.pytorch.execute.first_difference import Recording, first_difference
+from scheduler.pytorch.guards.outside_states import OutsideState
 
 Run = Callable[[tuple[object, ...], dict[str, object]], object]
 """Runs a forward on args and kwargs."""
@@ -152,7 +153,7 @@ class Comparison:
     held : iterable of Tensor
         Tensors that the step may change, in addition to those of the module and the arguments.
     has_loss : bool
-    generators : iterable of Generator
+    generators : sequence of OutsideState
         Generators of the user that the step draws from.
     """
 
@@ -165,13 +166,13 @@ class Comparison:
         *,
         held: Iterable[Tensor],
         has_loss: bool,
-        generators: Iterable[torch.Generator] = (),
+        generators: Sequence[OutsideState] = (),
     ) -> None:
         self._module = module
         self._signature, self._tensors = read_arguments(args, kwargs)
         self._trained = trained
         self._has_loss = has_loss
-        self._generators = list(generators)
+        self._generators = generators
         self._state = State([module], [*self._tensors, *held], self._generators)
 
     def verify(self, plain: Run, planned: Run) -> Verification:

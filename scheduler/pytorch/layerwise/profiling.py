@@ -21,7 +21,7 @@ from scheduler.graph import Tensor as GraphTensor
 from scheduler.graph.chain import Chain
 from scheduler.graph.layers import Layer
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory, read_device_memory
-from scheduler.pytorch.capture.failures import check_runs
+from scheduler.pytorch.capture.failures import check_runs, describe_reshaped
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
 from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.layerwise.groups import Gradients, Link, State
@@ -86,8 +86,9 @@ def profile_layers(
     Raises
     ------
     CaptureError
-        If nothing requires a gradient, or a layer is already wrapped by FSDP or
-        DistributedDataParallel.
+        If nothing requires a gradient, if a layer is already wrapped by FSDP or
+        DistributedDataParallel, if the layers themselves fail on these arguments, or if they give
+        a buffer another shape.
     ExecutionError
         If the output of a layer cannot be detached, or if a layer changes the arguments in place,
         or changes attributes that are neither parameters nor buffers.
@@ -315,14 +316,28 @@ def kind_of(leaf: object) -> tuple[object, ...] | None:
 
 @contextlib.contextmanager
 def _restored(parts: Iterable[LayerFunction]) -> Iterator[None]:
-    """Restore the buffers and other attributes of these layers afterwards."""
+    """Restore the buffers and other attributes of these layers afterwards.
+
+    Raises
+    ------
+    CaptureError
+        If the layers have given a buffer another shape.
+    """
     modules = dict.fromkeys(module for part in parts if isinstance(part, nn.Module) for module in part.modules())
     attributes = Attributes(("", module) for module in modules)
-    values = {b: b.detach().clone() for module in modules for b in module._buffers.values() if b is not None}
+    held = [(m, name, buffer) for m in modules for name, buffer in m._buffers.items() if buffer is not None]
+    values = {buffer: buffer.detach().clone() for _, _, buffer in held}
+    reshaped: list[str] = []
     try:
         yield
+        now = [(name, values[buffer], module._buffers.get(name)) for module, name, buffer in held]
+        reshaped = [name for name, then, after in now if after is not None and after.shape != then.shape]
     finally:
         attributes.restore()
         with torch.no_grad():
             for buffer, value in values.items():
+                if buffer.shape != value.shape:
+                    buffer.resize_(value.shape)
                 buffer.copy_(value)
+    if reshaped:
+        raise CaptureError(describe_reshaped(reshaped))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.ao import quantization
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch import checkpointed, profile_layers, trace
 from scheduler.pytorch.source_lines import line_of_error
 
 X = torch.ones(2, 4)
+SAVE_ALL: dict[str, object] = {"costs": "flops", "solver": "save-all"}
 
 
 class Adds(nn.Module):
@@ -111,3 +114,69 @@ def test_a_refused_branch_names_the_line_of_the_user():
         trace(Branching(), (X,), costs="flops")
     assert "return y.sum() if y.sum() > 0 else y.square().sum()" in str(caught.value)
     assert "cannot be captured as one graph" in str(caught.value)
+
+
+def quantized(config: str) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own deprecations
+        model.qconfig = quantization.get_default_qat_qconfig(config)
+        return quantization.prepare_qat(model.train())
+
+
+@pytest.mark.parametrize("granularity", ["operations", "layers"])
+def test_a_quantization_aware_model_is_planned_once_its_observers_have_seen_a_batch(granularity):
+    model = quantized("fbgemm")
+    name = r"0\.weight_fake_quant\.scale" if granularity == "operations" else "min_val"
+    with pytest.raises(CaptureError, match=rf"{name}.*another shape.*call the model once in training mode"):
+        checkpointed(model, "100%", (X,), loss=torch.sum, granularity=granularity, **SAVE_ALL)
+    with torch.no_grad():
+        model(X)
+    module = checkpointed(model, "100%", (X,), loss=torch.sum, granularity=granularity, **SAVE_ALL)
+    for seed in range(3):
+        batch = torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
+        assert module.verify(batch).is_equal
+
+
+class Observes(nn.Module):
+    """Fake quantization written by hand: its observer gets its shape from the first batch."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("high", torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            high = self.linear.weight.amax(1)
+            if self.high.numel():
+                self.high.lerp_(high, 0.1)
+            elif self.way == "resizes":
+                self.high.resize_(4).copy_(high)
+            else:
+                self.high = high
+        scale, zero = (self.high.abs() + 1) / 127, torch.zeros(4, dtype=torch.int32)
+        weight = torch.fake_quantize_per_channel_affine(self.linear.weight, scale, zero, 0, -128, 127)
+        return nn.functional.linear(x, weight, self.linear.bias)
+
+
+@pytest.mark.parametrize("way", ["resizes", "replaces"])
+def test_an_observer_that_gets_its_shape_in_the_first_step_is_refused_until_it_has_it(way):
+    model = Observes(way)
+    with pytest.raises(CaptureError, match="forward gives high another shape"):
+        trace(model, (X,), loss=torch.sum, costs="flops")
+    assert model.high.shape == (0,)
+    with torch.no_grad():
+        model(X)
+    assert checkpointed(model, "100%", (X,), loss=torch.sum, **SAVE_ALL).verify(X).is_equal
+
+
+def test_an_observer_among_layers_is_refused_until_it_has_its_shape():
+    model = nn.Sequential(Observes("resizes"))
+    with pytest.raises(CaptureError, match="forward gives high another shape"):
+        profile_layers(model, (X,), loss=torch.sum)
+    with torch.no_grad():
+        model(X)
+    module = checkpointed(model, "100%", (X,), loss=torch.sum, granularity="layers", solver="save-all")
+    assert module.verify(X).is_equal

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from scheduler.pytorch.capture.kept_state import State
+from scheduler.pytorch.guards.outside_states import OutsideStates
+from scheduler.pytorch.guards.read_names import ReadNames
 
 
 @pytest.fixture
@@ -26,13 +28,14 @@ class Everything(nn.Module):
         self.calls = 0
         self.seen = []
         self.generator = torch.Generator().manual_seed(1)
+        self.rng = np.random.default_rng(1)
 
     def forward(self, x):
         self.calls += 1
         self.seen.append(self.calls)
         self.cache["last"].add_(1)
         self.bounds.resize_(3).fill_(2.0)
-        x += torch.rand(3, generator=self.generator) + random.random() + np.random.rand()
+        x += torch.rand(3, generator=self.generator) + random.random() + np.random.rand() + self.rng.random()
         return torch.dropout(self.norm(x), 0.5, True)
 
 
@@ -41,14 +44,15 @@ def test_a_step_that_is_put_back_leaves_nothing_behind():
     model = Everything()
     base = torch.arange(12.0).reshape(4, 3)
     x = base.t()[:, :3].t()
-    state = State([model], [x], [model.generator])
+    own = OutsideStates(model, None, ReadNames(model, None)).states
+    state = State([model], [x], own)
     first = model(x)
     state.restore()
     assert (model.calls, model.seen, model.norm.num_batches_tracked.item()) == (0, [], 0)
     assert torch.equal(model.cache["last"], torch.zeros(3))
     assert model.bounds.shape == (0,)
     assert torch.equal(base, torch.arange(12.0).reshape(4, 3))
-    assert not state.random.difference(State([], (), [model.generator]).random)
+    assert not state.random.difference(State([], (), own).random)
     assert torch.equal(model(x), first)
 
 

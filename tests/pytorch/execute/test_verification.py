@@ -209,3 +209,22 @@ def test_a_call_without_a_plan_cannot_be_verified():
         change()
         with pytest.raises(ExecutionError, match="runs without a plan, so there is nothing to verify"):
             module.verify(batch(8, 16))
+
+
+def test_a_generator_of_the_users_is_put_back_and_compared():
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+            self.generator = torch.Generator().manual_seed(7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x + torch.rand(16, generator=self.generator))
+
+    model = Noisy()
+    module = planned(model)
+    twin = torch.Generator().manual_seed(7)
+    for _ in range(2):
+        assert module.verify(batch(8, 16)).is_equal
+        torch.rand(16, generator=twin)
+        assert torch.equal(model.generator.get_state(), twin.get_state())

@@ -31,7 +31,7 @@ from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, mute
 from scheduler.pytorch.capture.exporting.eager_kernels import eager_kernels
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
 from scheduler.pytorch.capture.exporting.outside_draws import OutsideDraws
-from scheduler.pytorch.capture.failures import at_line, check_runs, describe_failure
+from scheduler.pytorch.capture.failures import at_line, check_observers, check_runs, describe_failure
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
@@ -97,6 +97,7 @@ def export_joint(
         counters = _check_state(attributes, draws, step, tensors, exported, route)
         rewrite(exported)
         joint = replace(_read_joint(exported, step, route), counters=counters)
+    check_observers(joint)
     if loss is not None:
         _check_loss(joint)
     return joint
