@@ -29,7 +29,7 @@ from scheduler.pytorch.execute.translation import translate_schedule
 from scheduler.pytorch.layerwise.module import LayeredModule
 from scheduler.pytorch.layerwise.profiling import profile
 from scheduler.pytorch.layerwise.program import translate_layers
-from scheduler.pytorch.tracing import capture
+from scheduler.pytorch.tracing import capture_watched
 
 Granularity = Literal["auto", "operations", "layers"]
 
@@ -236,7 +236,9 @@ def _build_by_operations(
     if not isinstance(request.model, nn.Module):
         raise InvalidOptionError(f'granularity "operations" needs an nn.Module, got {type(request.model).__name__}')
     costs = request.costs if request.has_budget else "flops"  # a finished plan needs no times
-    captured = capture(request.model, args, kwargs, request.loss, costs=costs, memory=request.read_memory())
+    captured, watch = capture_watched(
+        request.model, args, kwargs, request.loss, costs=costs, memory=request.read_memory()
+    )
     plan = request.find_plan(captured.graph)
     schedule = translate_schedule(plan.schedule, plan.graph, captured.graph)
     program = generate(captured, schedule)
@@ -246,6 +248,7 @@ def _build_by_operations(
         program,
         args,
         kwargs,
+        watch,
         loss=request.loss,
         on_mismatch=request.on_mismatch,
         plan=plan,

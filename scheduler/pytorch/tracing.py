@@ -10,16 +10,15 @@ from torch import Tensor as TorchTensor
 from torch import fx, nn
 from torch.optim import Optimizer
 
+from scheduler.errors import CaptureError
 from scheduler.graph import Graph
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.exporting import export_graph, export_joint
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering import lower
-from scheduler.pytorch.capture.lowering.storages import StorageSizes
 from scheduler.pytorch.costs.operators import Costs, with_costs
-from scheduler.pytorch.costs.storages import can_run_on, find_storage_sizes
-from scheduler.pytorch.measurement.memory import resident_tensors
+from scheduler.pytorch.guards.watch import Watch
 
 
 def trace(
@@ -37,9 +36,7 @@ def trace(
     """Return the graph of one training step of a model: forward, loss and backward.
 
     Nothing is computed with the model's weights, and the model is left as it was. The model's
-    `training` flags decide whether dropout and batch norm are in training mode. Where an output
-    could hold more memory than its shape shows (a reduced `mse_loss` does), the call is run
-    once, on data of its own, unless the model is fake or on device "meta".
+    `training` flags decide whether dropout and batch norm are in training mode.
 
     Parameters
     ----------
@@ -120,10 +117,42 @@ def capture(
     """
     with _collector_disabled():
         joint = export_joint(model, tuple(args), dict(kwargs or {}), loss)
-        sizes = find_storage_sizes(joint, may_run=can_run_on(resident_tensors(model, (args, kwargs))))
-        return capture_joint(
-            joint, type(model).__name__, costs=costs, memory=memory, workspaces=workspaces, sizes=sizes
-        )
+        return capture_joint(joint, type(model).__name__, costs=costs, workspaces=workspaces, memory=memory)
+
+
+def capture_watched(
+    model: nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    loss: Callable[..., TorchTensor] | None,
+    *,
+    costs: Costs,
+    memory: DeviceMemory,
+) -> tuple[Capture, Watch]:
+    """Return the captured step of a model, and the watch on what it read from Python.
+
+    Parameters
+    ----------
+    model, args, kwargs, loss, costs, memory
+        As for `capture`.
+
+    Raises
+    ------
+    CaptureError, InvalidOptionError
+        As for `trace`; and if forward or the loss changes a value that it reads.
+    """
+    found = ""
+    for _ in range(2):  # what is filled once, such as a cache, differs after the first capture only
+        watch = Watch(model, loss)
+        captured = capture(model, args, kwargs, loss, costs=costs, memory=memory)
+        watch.ignore(captured.joint.counters)
+        found = watch.difference()
+        if not found:
+            return captured, watch
+    raise CaptureError(
+        f"forward or the loss changes a value that it reads, so each step would be another one: {found}. Change it"
+        " in the training loop, or pass it as an argument; a number that changes at every step may be a tensor"
+    )
 
 
 def capture_graph(
@@ -146,19 +175,11 @@ def capture_graph(
         If the graph cannot be planned; the message says why.
     """
     with _collector_disabled():
-        joint = export_graph(module, args)
-        sizes = find_storage_sizes(joint, may_run=can_run_on(args))
-        return capture_joint(joint, "compiled", costs=costs, memory=memory, sizes=sizes)
+        return capture_joint(export_graph(module, args), "compiled", costs=costs, memory=memory)
 
 
 def capture_joint(
-    joint: Joint,
-    name: str,
-    *,
-    costs: Costs,
-    memory: DeviceMemory,
-    workspaces: bool | None = None,
-    sizes: StorageSizes | None = None,
+    joint: Joint, name: str, *, costs: Costs, memory: DeviceMemory, workspaces: bool | None = None
 ) -> Capture:
     """Return the captured step of a joint graph.
 
@@ -169,16 +190,13 @@ def capture_joint(
         Name of the graph to plan.
     costs, memory, workspaces
         As for `capture`.
-    sizes : StorageSizes, optional
-        What its storages hold at run time; by default what the fake tensors show.
 
     Raises
     ------
     CaptureError, InvalidOptionError
         As for `trace`.
     """
-    lowered = lower(joint, memory, sizes or StorageSizes(), name=name)
-    return Capture(joint, with_costs(lowered, costs, workspaces=workspaces))
+    return Capture(joint, with_costs(lower(joint, memory, name=name), costs, workspaces=workspaces))
 
 
 @contextlib.contextmanager

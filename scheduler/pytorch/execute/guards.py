@@ -54,7 +54,7 @@ def call_key(signature: Signature, tensors: Sequence[Tensor]) -> CallKey:
 
 
 class Modes:
-    """Training flags and autocast state when the plan was made.
+    """Autocast, and whether the module trained, when the plan was made.
 
     Attributes
     ----------
@@ -65,8 +65,6 @@ class Modes:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._modules = list(module.named_modules())
-        self._flags = [part.training for _, part in self._modules]
         self.root_trains = module.training
         types = {tensor.device.type for tensor in (*module.parameters(), *module.buffers())} | {"cpu"}
         self.device_types = sorted(types - {"meta"})
@@ -74,11 +72,6 @@ class Modes:
 
     def difference(self) -> str:
         """Return the first difference between now and then, "" if there is none."""
-        if [part.training for _, part in self._modules] != self._flags:
-            name, part = next(
-                pair for pair, flag in zip(self._modules, self._flags, strict=True) if pair[1].training != flag
-            )
-            return f'training of module "{name}" is {part.training}, but the plan has {not part.training}'
         autocast = self._read_autocast()
         if autocast != self._autocast:
             return f"autocast of {self.device_types} is {autocast}, but the plan has {self._autocast}"

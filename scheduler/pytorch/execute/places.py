@@ -87,7 +87,18 @@ class TensorKeys:
             if not place.is_shared(tensor):
                 return f"{', '.join(place.source.names)} were one tensor when the plan was made"
         self._note()
+        if len(set(map(id, self._tensors))) != len(self._tensors):
+            return self._joined()
         return ""
+
+    def _joined(self) -> str:
+        """Return which places hold one tensor, although they held two."""
+        first: dict[int, Place] = {}
+        for (place, _), tensor in zip(self._planned, self._tensors, strict=True):
+            other = first.setdefault(id(tensor), place)
+            if other is not place:
+                return f"{other.source.names[0]} and {place.source.names[0]} were two tensors when the plan was made"
+        raise AssertionError("all tensors differ")
 
 
 _REQUIRES_GRAD = attrgetter("requires_grad")

@@ -68,11 +68,14 @@ class CapturedModule(CheckpointedModule):
         program: Program,
         args: Sequence[object],
         kwargs: Mapping[str, object],
+        watch: Watch | None = None,
         **settings: Unpack[ModuleSettings],
     ) -> None:
         super().__init__(module, args, kwargs, **settings)
         self.program = program
-        self.runner = _ProgramRunner(self, captured, program)
+        if watch is None:
+            watch = Watch(module, self.loss, ignore=captured.joint.counters)
+        self.runner = _ProgramRunner(self, captured, program, watch)
 
 
 class _ProgramRunner:
@@ -85,7 +88,7 @@ class _ProgramRunner:
         Positions of the outputs that receive a gradient.
     """
 
-    def __init__(self, module: CheckpointedModule, captured: Capture, program: Program) -> None:
+    def __init__(self, module: CheckpointedModule, captured: Capture, program: Program, watch: Watch) -> None:
         self.program = program
         self.differentiable = set(program.tangents.outputs)
         resident = captured.lowered.resident
@@ -93,7 +96,7 @@ class _ProgramRunner:
         self._forward_places = [self._places[name] for name in program.forward.resident]
         self._output_places = [self._places.get(name) for name in program.outputs]
         self._segments = [_SegmentPlaces(module, captured, segment) for segment in program.backward]
-        self._watch = Watch(module.module, module.loss, ignore=captured.joint.counters)
+        self._watch = watch
         self._settings = Settings()
         kept = [place for place in self._places.values() if place.source.kind != "input"]
         self._registered = TensorKeys([place for place in kept if place.source.kind != "constant"])

@@ -69,13 +69,10 @@ class Draw:
     ----------
     source : str
     line : SourceLine or None
-    owner : object
-        The generator, if it is known.
     """
 
     source: str
     line: SourceLine | None
-    owner: object = None
 
 
 def mentions_unseen_sources(read: ReadNames) -> bool:
@@ -113,7 +110,7 @@ def recorded_draws() -> Iterator[list[Draw]]:
         else:
             return
         if source and (line := _user_line(frame)) is not None:
-            draws.append(Draw(source, line, getattr(called, "__self__", None)))
+            draws.append(Draw(source, line))
 
     before = sys.getprofile()
     sys.setprofile(note)

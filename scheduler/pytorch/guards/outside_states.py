@@ -110,12 +110,6 @@ class OutsideStates:
         """Whether the step can reach a generator other than the global ones."""
         return any(state.is_random for state in self.states[self._global_count :])
 
-    @property
-    def own_generators(self) -> list[torch.Generator]:
-        """The generators of torch other than the default ones."""
-        owners = (state.owner for state in self.states[self._global_count :])
-        return [owner for owner in owners if isinstance(owner, torch.Generator)]
-
     def named(self, name: str) -> list[OutsideState]:
         """Return the states that belong to an attribute or global of this name, and to what it holds."""
         own = self.states[self._global_count :]
@@ -201,14 +195,6 @@ def _of_value(name: str, holder: object, part: Part) -> OutsideState:
     return OutsideState(name, holder, read, _nothing, save, is_random=False, is_value=True)
 
 
-def _of_list(name: str, held: list[object]) -> OutsideState:
-    def save() -> Callable[[], None]:
-        entries = held.copy()
-        return lambda: None if [*map(id, held)] == [*map(id, entries)] else held.__setitem__(slice(None), entries)
-
-    return OutsideState(name, held, lambda: [*map(id, held)], _nothing, save, is_random=False, is_value=True)
-
-
 def _nothing() -> None:
     """Do nothing."""
 
@@ -263,20 +249,18 @@ class _Walk:
         for cls in read.classes:
             for name in sorted(vars(cls).keys() & self._names):
                 part = Part(f".{name}", lambda value, name=name: vars(value)[name], _set(name))  # type: ignore[misc]
-                yield from self._part(cls.__qualname__, cls, part)
+                yield from self._part(cls.__qualname__, cls, part, has_values=not is_installed(cls))
         yield from self._value("loss", loss)
 
     def _part(self, path: str, holder: object, part: Part, *, has_values: bool = True) -> Iterator[OutsideState]:
         value = part.get(holder)
-        if isinstance(value, list) and has_values and not isinstance(holder, nn.Module):
-            yield _of_list(path + part.text, value)
         if isinstance(value, _SCALARS) or value is None:
             if has_values and not isinstance(holder, nn.Module | tuple | ModuleType) and value is not None:
                 yield _of_value(path + part.text, holder, part)
         else:
-            yield from self._value(path + part.text, value)
+            yield from self._value(path + part.text, value, has_values=has_values)
 
-    def _value(self, name: str, value: object) -> Iterator[OutsideState]:
+    def _value(self, name: str, value: object, *, has_values: bool = True) -> Iterator[OutsideState]:
         if isinstance(value, BuiltinMethodType):
             value = value.__self__
         if id(value) in self._seen or isinstance(value, Tensor | type | FunctionType):
@@ -286,18 +270,18 @@ class _Walk:
             self._seen.add(id(value))
             yield source
         elif is_followed(value) or (hasattr(value, "__dict__") and not isinstance(value, ModuleType)):
-            yield from self._inside(name, value)
+            yield from self._inside(name, value, has_values=has_values)
 
-    def _inside(self, name: str, value: object) -> Iterator[OutsideState]:
+    def _inside(self, name: str, value: object, *, has_values: bool = True) -> Iterator[OutsideState]:
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
         if isinstance(value, set):
             for entry in value:
-                yield from self._value(f"an entry of {name}", entry)
+                yield from self._value(f"an entry of {name}", entry, has_values=has_values)
             return
         for part in parts_of(value, self._names):
-            yield from self._part(name, value, part)
+            yield from self._part(name, value, part, has_values=has_values)
 
 
 def _source(name: str, value: object) -> OutsideState | None:

@@ -1,24 +1,52 @@
 """Find which names the Python code of a step may read.
 
 Nothing is run. Names are collected from bytecode, beginning with the methods of the modules
-and with the loss, and continuing with the functions and methods that those names lead to. A
-value counts as read if code that may run mentions its name, which is a superset of what the
-step really reads.
+and with the loss, and continuing with the functions, classes and objects that those names lead
+to. A value counts as read if code that may run mentions its name, which is a superset of what
+the step really reads. A name that code only assigns does not count.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
+import operator
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 
-from torch import nn
+from torch import Tensor, nn
 
 _LIBRARIES = frozenset({"numba", "numpy", "scheduler", "scipy", "torch", "torchgen"}) | sys.stdlib_module_names
 """Packages whose functions are not followed: their own globals are not part of a step."""
 
-_ALWAYS_READ = frozenset({"__call__", "__getitem__", "__iter__", "__len__", "forward", "training"})
+_ALWAYS_READ = frozenset(
+    {"__call__", "__getitem__", "__iter__", "__len__", "_compiled_call_impl", "forward", "training"}
+)
+
+_CONSTRUCTION = frozenset({"__init__", "__new__", "__post_init__"})
+_WITHOUT_A_STEP = _CONSTRUCTION | {
+    "__class_getitem__",
+    "__copy__",
+    "__deepcopy__",
+    "__del__",
+    "__getstate__",
+    "__init_subclass__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__repr__",
+    "__setstate__",
+    "__str__",
+}
+"""Special methods that no operator of a step calls; those of construction count where code mentions the class."""
+
+_READ_BY_NAME = frozenset({"delattr", "getattr", "hasattr", "attrgetter", "methodcaller"})
+_READ_EVERYTHING = frozenset({"__dict__", "asdict", "astuple", "eval", "exec", "fields", "globals", "vars"})
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_MOST_ENTRIES = 1000
+"""Containers with more entries are not searched for code."""
 
 HOOKS = tuple(
     name
@@ -27,8 +55,16 @@ HOOKS = tuple(
 )
 """Attributes in which a module holds the hooks that run in a step."""
 
-_CALLABLE = (FunctionType, MethodType, functools.partial, functools.partialmethod, staticmethod, classmethod, property)
-_FOLLOWED = (*_CALLABLE, type, ModuleType)
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    functools.partialmethod: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
+    MethodType: ("__func__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset"),
+}
+"""Callables that hold other ones, and the attributes in which they do."""
 
 
 class ReadNames:
@@ -54,9 +90,15 @@ class ReadNames:
         self.functions: list[FunctionType] = []
         self.classes: list[type] = []
         self._codes: set[CodeType] = set()
-        self._scopes: dict[int, dict[str, object]] = {}
-        """Members of classes and Python modules, followed once a name leads to them."""
+        self._scopes: dict[int, Mapping[str, object]] = {}
+        """Members of classes, objects and Python modules, followed once a name leads to them."""
+        self._objects: set[int] = set()
+        """Which of the scopes are attributes of objects of the user's classes."""
+        self._seen: dict[int, object] = {}
         self._waiting: list[FunctionType] = []
+        self._pieces: set[str] = set()
+        """Parts of attribute names that code puts together."""
+        self._reads_everything = False
         for part in module.modules():
             self._add(part)
             for name in HOOKS:
@@ -66,46 +108,73 @@ class ReadNames:
         self._follow()
 
     def _add(self, value: object) -> None:
-        """Follow a callable, the class and the callables of an object, a class, or a Python module."""
-        if isinstance(value, functools.partial | functools.partialmethod):
-            self._add(value.func)
-        elif isinstance(value, MethodType):
-            self._add(value.__func__)
-            self._add_class(type(value.__self__))
-        elif isinstance(value, staticmethod | classmethod):
-            self._add(value.__func__)
-        elif isinstance(value, property):
-            self._add(value.fget)
-            self._add(value.fset)
-        elif isinstance(value, FunctionType):
+        """Follow what a value leads to: code, and the objects that it holds under names that are read."""
+        if id(value) in self._seen or isinstance(value, Tensor | str | bytes | int | float | complex | None):
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, FunctionType):
             self._waiting.append(value)
+        elif isinstance(value, tuple(_WRAPPERS)):
+            for name in next(names for kind, names in _WRAPPERS.items() if isinstance(value, kind)):
+                self._add(getattr(value, name))
         elif isinstance(value, type):
             self._add_class(value)
+            self._add_construction(value)
         elif isinstance(value, ModuleType):
             if not is_library(value.__name__):
-                self._scopes.setdefault(id(value), vars(value))
-        elif value is not None:
-            self._add_class(type(value))
-            for own in getattr(value, "__dict__", {}).values():
-                if isinstance(own, _CALLABLE):
-                    self._add(own)
+                self._add_scope(vars(value))
+        elif isinstance(value, list | tuple | set | frozenset | deque | Mapping) and is_library(type(value).__module__):
+            if len(value) <= _MOST_ENTRIES:
+                for entry in value.values() if isinstance(value, Mapping) else value:
+                    self._add(entry)
+        elif isinstance(value, operator.attrgetter | operator.methodcaller):
+            self.names.update(str(name) for path in value.__reduce__()[1] for name in str(path).split("."))
+        else:
+            self._add_object(value)
+
+    def _add_object(self, value: object) -> None:
+        own = vars_of(value)
+        self._add(own.get("__wrapped__"))  # of a cached function
+        self._add_class(type(value))
+        self._add_scope(own)
+        if not is_installed(type(value)):
+            self._objects.add(id(own))
+        if isinstance(value, nn.Module):
+            for part in value._modules.values():
+                self._add(part)
+        for base in type(value).__mro__:
+            for name in slots_of(base):
+                self._add(getattr(value, name, None))
+
+    def _add_scope(self, scope: Mapping[str, object]) -> None:
+        if id(scope) not in self._scopes:
+            self._scopes[id(scope)] = scope
 
     def _add_class(self, cls: type) -> None:
         for base in cls.__mro__:
             is_module = issubclass(base, nn.Module) and base is not nn.Module
             if id(base) not in self._scopes and (is_module or not is_library(base.__module__)):
                 self.classes.append(base)
-                self._scopes[id(base)] = vars(base)  # type: ignore[assignment]
+                self._scopes[id(base)] = vars(base)
+                self.names.update(name for name, member in vars(base).items() if _is_operator(name, member))
+
+    def _add_construction(self, cls: type) -> None:
+        if not is_library(cls.__module__) and not issubclass(cls, nn.Module):
+            for name in _CONSTRUCTION & vars(cls).keys():
+                self._add(vars(cls)[name])
 
     def _follow(self) -> None:
         """Collect names until they lead to nothing new."""
-        known = (-1, -1)
-        while known != (len(self.names), len(self._scopes)):
-            known = (len(self.names), len(self._scopes))
+        known: tuple[int, ...] = ()
+        while known != (len(self.names), len(self._scopes), len(self._codes)):
+            known = (len(self.names), len(self._scopes), len(self._codes))
             for scope in [*self._scopes.values()]:
+                if self._pieces:
+                    self.names.update(name for name in scope if any(piece in name for piece in self._pieces))
+                if self._reads_everything and id(scope) in self._objects:
+                    self.names.update(name for name in scope if name not in _OF_EVERY_MODULE)
                 for name in self.names.intersection(scope):
-                    if isinstance(scope[name], _FOLLOWED):
-                        self._add(scope[name])
+                    self._add(scope[name])
             while self._waiting:
                 self._add_function(self._waiting.pop())
 
@@ -118,15 +187,34 @@ class ReadNames:
         if is_library(function.__module__ or ""):
             return
         self.functions.append(function)
+        self._add_computed_names(function, names)
         for name in names.intersection(function.__globals__):
             value = function.__globals__[name]
-            if isinstance(value, _FOLLOWED) and not is_library(getattr(value, "__module__", None) or ""):
+            if not is_library(getattr(value, "__module__", None) or ""):
                 self._add(value)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._add(value)
         for cell in function.__closure__ or ():
             try:
                 self._add(cell.cell_contents)
             except ValueError:  # an empty cell
                 continue
+
+    def _add_computed_names(self, function: FunctionType, names: set[str]) -> None:
+        if names & _READ_BY_NAME:
+            computed = computed_names(function.__code__)
+            self.names |= computed.whole
+            self._pieces |= computed.pieces
+            self._reads_everything |= computed.is_open and not is_installed(function)
+        if names & _READ_EVERYTHING and not is_installed(function):
+            self._reads_everything = True
+
+
+def _is_operator(name: str, member: object) -> bool:
+    """Return whether a member of a class runs without being mentioned; dataclasses generate code to compare objects."""
+    if not (name.startswith("__") and name.endswith("__") and isinstance(member, FunctionType)):
+        return False
+    return name not in _WITHOUT_A_STEP and member.__code__.co_filename != "<string>"
 
 
 def is_library(name: str) -> bool:
@@ -134,9 +222,11 @@ def is_library(name: str) -> bool:
     return name.partition(".")[0] in _LIBRARIES
 
 
-def is_installed(function: FunctionType) -> bool:
-    """Return whether a function belongs to an installed package, whose globals are not the user's."""
-    return "site-packages" in function.__code__.co_filename
+def is_installed(value: FunctionType | type) -> bool:
+    """Return whether a function or class belongs to an installed package, whose globals are not the user's."""
+    if isinstance(value, FunctionType):
+        return "site-packages" in value.__code__.co_filename
+    return "site-packages" in (getattr(sys.modules.get(value.__module__), "__file__", None) or "")
 
 
 def name_of(function: FunctionType, loss: object) -> str:
@@ -144,9 +234,76 @@ def name_of(function: FunctionType, loss: object) -> str:
     return "loss" if function is loss else function.__qualname__.rpartition("<locals>.")[2]
 
 
-def mentioned(code: CodeType) -> Iterator[str]:
-    """Yield the attributes and globals that a piece of code mentions, also in functions that it defines."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from mentioned(constant)
+def vars_of(value: object) -> dict[str, object]:
+    """Return the attributes that an object itself holds, without those in slots."""
+    own = getattr(value, "__dict__", None)
+    return own if isinstance(own, dict) else {}
+
+
+def slots_of(cls: type) -> tuple[str, ...]:
+    """Return the names of the attributes that a class keeps in slots."""
+    slots = vars(cls).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+@functools.lru_cache(maxsize=10_000)
+def mentioned(code: CodeType) -> tuple[str, ...]:
+    """Return the attributes and globals that a piece of code reads, also in functions that it defines."""
+    names = dict.fromkeys(code.co_names)
+    read = {i.argval for i in dis.get_instructions(code) if i.opcode in dis.hasname and not _is_store(i.opname)}
+    inner = (mentioned(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return (*(name for name in names if name in read), *(name for some in inner for name in some))
+
+
+def _is_store(opname: str) -> bool:
+    return opname.startswith(("STORE_", "DELETE_"))
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedNames:
+    """The names with which code calls `getattr` and its like.
+
+    Attributes
+    ----------
+    whole : frozenset of str
+        Those that it spells out.
+    pieces : frozenset of str
+        Parts of those that it puts together: "layer" of `getattr(self, f"layer{i}")`.
+    is_open : bool
+        Whether there are others that the code does not show.
+    """
+
+    whole: frozenset[str]
+    pieces: frozenset[str]
+    is_open: bool
+
+
+def computed_names(code: CodeType) -> ComputedNames:
+    """Return the names with which a piece of code calls `getattr` and its like."""
+    whole: set[str] = set()
+    pieces: set[str] = set()
+    is_open = False
+    for nested in (constant for constant in code.co_consts if isinstance(constant, CodeType)):
+        inner = computed_names(nested)
+        whole |= inner.whole
+        pieces |= inner.pieces
+        is_open |= inner.is_open
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("PRECALL", "CACHE", "EXTENDED_ARG")]
+    for start, instruction in enumerate(instructions):
+        if instruction.argval in _READ_BY_NAME and instruction.opcode in dis.hasname:
+            end = next((i for i in range(start, len(instructions)) if instructions[i].opname == "CALL"), None)
+            if end is None:  # handed to other code
+                is_open = True
+                continue
+            inside = instructions[start + 1 : end - (instructions[end].arg == _ARGUMENTS_WITH_DEFAULT)]
+            texts = {i.argval for i in inside if i.opname == "LOAD_CONST" and isinstance(i.argval, str)}
+            if any(i.opname in ("BUILD_STRING", "BINARY_OP") for i in inside):
+                pieces |= texts
+            else:
+                whole.update(part for text in texts for part in text.split("."))
+            is_open |= not texts
+    return ComputedNames(frozenset(whole), frozenset(pieces - {""}), is_open)
+
+
+_ARGUMENTS_WITH_DEFAULT = 3
+"""Number of arguments of a `getattr` with a default."""

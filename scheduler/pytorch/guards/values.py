@@ -7,20 +7,25 @@ device; everything else must stay equal.
 
 from __future__ import annotations
 
+import argparse
+import array
+import copy
+import ctypes
 import enum
 import functools
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+import threading
+from collections import ChainMap, UserDict, UserList, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import is_
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scheduler.pytorch.guards.read_names import is_library, mentioned
+from scheduler.pytorch.guards.read_names import is_library, mentioned, slots_of, vars_of
 from scheduler.pytorch.torch_private import dict_versions
 
 _SCALARS = (
@@ -30,7 +35,10 @@ _SCALARS = (
 _MOST_ENTRIES = 1000
 """Containers with more entries are compared as a whole."""
 
-OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+MOST_BYTES_COMPARED = 2**20
+"""Largest NumPy array or other buffer that is compared at every call; a larger one that may be written is refused."""
+
+OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training", "_compiled_call_impl"}
 """Attributes that every module has: tensors, submodules and hooks are watched by themselves."""
 
 
@@ -68,6 +76,21 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """A buffer of numbers or bytes, which is compared by what it holds."""
+
+    kind: type
+    shown: str
+    content: object
+
+    def difference(self, now: object, path: str) -> str:
+        """Return how a later value differs, "" if it does not."""
+        if type(now) is self.kind and _content(now) == self.content:
+            return ""
+        return f"{path} was {self.shown} when the plan was made, is {show(now)}"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorLike:
     """A tensor, of which shape, dtype, device and whether it requires a gradient must stay."""
 
@@ -87,6 +110,10 @@ class Parts:
     kind: type
     parts: tuple[tuple[Part, Node], ...]
     length: int = -1
+    readable: AbstractSet[str] = frozenset()
+    """The names that code mentions."""
+    keys: AbstractSet[str] = frozenset()
+    """Those of them that were attributes of the object."""
 
     def difference(self, now: object, path: str) -> str:
         """Return how a later value differs, "" if it does not."""
@@ -94,10 +121,12 @@ class Parts:
             return f"{path} was of type {self.kind.__name__} when the plan was made, is {show(now)}"
         if self.length >= 0 and len(now) != self.length:  # type: ignore[arg-type]
             return f"{path} had {self.length} entries when the plan was made, has {len(now)}"  # type: ignore[arg-type]
+        for name in attributes_added(now, self.readable, self.keys):
+            return f"{path}.{name} was added after the plan was made"
         return parts_difference(self.parts, now, path)
 
 
-Node = Whole | TensorLike | Parts
+Node = Whole | Content | TensorLike | Parts
 
 
 def parts_difference(parts: Collection[tuple[Part, Node]], now: object, path: str) -> str:
@@ -112,15 +141,55 @@ def parts_difference(parts: Collection[tuple[Part, Node]], now: object, path: st
     return ""
 
 
-class Trail:
-    """The mutable objects that a description passed, to see quickly that none of them has changed."""
+class TooLargeError(Exception):
+    """A buffer is too large to be compared at every call.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    path : str
+    size_bytes : int
+    """
+
+    def __init__(self, path: str, size_bytes: int) -> None:
+        super().__init__(path, size_bytes)
+        self.path, self.size_bytes = path, size_bytes
+
+
+class Trail:
+    """The mutable objects that a description passed, to see quickly that none of them has changed.
+
+    Parameters
+    ----------
+    known : dict of int to Node, optional
+        Descriptions of objects, by identity, that are watched by themselves.
+
+    Attributes
+    ----------
+    dicts : list of dict
+    sequences : list of (collection, list)
+        With the entries that they had.
+    contents : list of (object, object)
+        Buffers, with what they held.
+    slots : list of (object, str, object)
+        Objects with an attribute in slots, and its value.
+    nodes : dict of int to (object, Node)
+        Descriptions of the objects that were passed, until the trail is closed.
+    """
+
+    def __init__(self, known: Mapping[int, Node] | None = None) -> None:
         self.dicts: list[Mapping[str, object]] = []
         self.sequences: list[tuple[Collection[object], list[object]]] = []
-        self.is_complete = True
-        """False if it passed an object whose changes cannot be seen quickly."""
+        self.contents: list[tuple[object, object]] = []
+        self.slots: list[tuple[object, str, object]] = []
+        self.nodes: dict[int, tuple[object, Node]] = {}
+        self._known = known or {}
         self._versions: object = ()
+
+    def described(self, value: object) -> Node | None:
+        """Return the description of an object that was passed before, or that is watched by itself."""
+        if id(value) in self._known:
+            return self._known[id(value)]
+        return self.nodes[id(value)][1] if id(value) in self.nodes else None
 
     def add(self, value: object) -> None:
         """Add a value that was passed."""
@@ -128,29 +197,46 @@ class Trail:
             self.dicts.append(value)
         elif isinstance(value, list | deque | set):
             self.sequences.append((value, list(value)))
-        elif not isinstance(value, tuple | functools.partial | MethodType):
-            if any("__slots__" in vars(base) for base in type(value).__mro__[:-1]):
-                self.is_complete = False
-            if hasattr(value, "__dict__"):
-                self.dicts.append(vars(value))
+        elif isinstance(value, MappingProxyType):
+            self.sequences.append((value.values(), list(value.values())))
+        if isinstance(value, functools.partial | MethodType):
+            return
+        for base in type(value).__mro__:
+            for name in slots_of(base):
+                if hasattr(value, name):
+                    self.slots.append((value, name, getattr(value, name)))
+        if own := vars_of(value):
+            self.dicts.append(own)
+
+    def add_content(self, value: object) -> Content:
+        """Add a buffer and return its description."""
+        size_bytes = value.nbytes if isinstance(value, np.ndarray) else memoryview(value).nbytes  # type: ignore[arg-type]
+        if size_bytes > MOST_BYTES_COMPARED:
+            raise TooLargeError("", size_bytes)
+        content = _content(value)
+        self.contents.append((value, content))
+        return Content(type(value), show(value), content)
 
     def extend(self, other: Trail) -> None:
         """Add all that another trail passed."""
         self.dicts += other.dicts
         self.sequences += other.sequences
-        self.is_complete &= other.is_complete
+        self.contents += other.contents
+        self.slots += other.slots
 
     def close(self) -> None:
         """Take the present state as the one to compare with."""
+        self.nodes.clear()
         self._versions = dict_versions(self.dicts)
 
     @property
     def is_unchanged(self) -> bool:
         """Whether nothing has changed for certain."""
         return (
-            self.is_complete
-            and dict_versions(self.dicts) == self._versions
+            dict_versions(self.dicts) == self._versions
             and all(len(now) == len(then) and all(map(is_, now, then)) for now, then in self.sequences)
+            and all(getattr(value, name, None) is then for value, name, then in self.slots)
+            and all(_content(value) == then for value, then in self.contents)
         )
 
 
@@ -170,21 +256,53 @@ def describe(value: object, names: AbstractSet[str], trail: Trail, within: tuple
         return TensorLike(tensor_key(value))
     if isinstance(value, _SCALARS):
         return Whole(value, by_value=True)
-    if isinstance(value, np.ndarray):
-        trail.is_complete = False
-        return Whole(value.copy(), by_value=True)
+    if isinstance(value, _BUFFERS) and not _is_constant(value):
+        return trail.add_content(value)
     if id(value) in within or not is_followed(value):
         return Whole(value, by_value=False)
+    if known := trail.described(value):
+        return known
     trail.add(value)
     if isinstance(value, set) or (isinstance(value, _CONTAINERS) and len(value) > _MOST_ENTRIES):
         is_flat = not isinstance(value, dict) and all(isinstance(entry, _SCALARS) for entry in value)
-        return Whole(type(value)(value), by_value=True) if is_flat else Whole(value, by_value=False)
+        return Whole(copy.copy(value), by_value=True) if is_flat else Whole(value, by_value=False)
     inside = (*within, id(value))
-    parts = tuple((part, describe(part.get(value), names, trail, inside)) for part in parts_of(value, names))
-    return Parts(type(value), parts, len(value) if isinstance(value, _CONTAINERS) else -1)
+    parts = tuple(describe_parts(value, parts_of(value, names), names, trail, inside))
+    length = len(value) if isinstance(value, _CONTAINERS) else -1
+    node = Parts(type(value), parts, length, names, vars_of(value).keys() & names)
+    trail.nodes[id(value)] = (value, node)
+    return node
 
 
-_CONTAINERS = (list, tuple, dict, deque)
+def describe_parts(
+    value: object, parts: Iterable[Part], names: AbstractSet[str], trail: Trail, within: tuple[int, ...] = ()
+) -> Iterator[tuple[Part, Node]]:
+    """Yield parts of a value, each with its description."""
+    for part in parts:
+        try:
+            yield part, describe(part.get(value), names, trail, within)
+        except TooLargeError as error:
+            raise TooLargeError(part.text + error.path, error.size_bytes) from None
+
+
+_CONTAINERS = (list, tuple, dict, deque, MappingProxyType)
+_BUFFERS = (np.ndarray, bytearray, memoryview, array.array, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
+_HOLDERS: dict[type, tuple[str, ...]] = {
+    SimpleNamespace: (), argparse.Namespace: (), threading.local: (),
+    UserDict: ("data",), UserList: ("data",), ChainMap: ("maps",),
+}  # fmt: skip
+"""Classes of the standard library whose objects are looked into, and what their methods read."""
+
+
+def _is_constant(value: object) -> bool:
+    return isinstance(value, np.ndarray) and not value.flags.writeable and value.base is None
+
+
+def _content(value: object) -> object:
+    """Return a copy of what a buffer holds, to compare with."""
+    if isinstance(value, np.ndarray):
+        return (value.shape, value.dtype, value.tolist() if value.dtype.hasobject else value.tobytes())
+    return bytes(memoryview(value))  # type: ignore[arg-type]
 
 
 def is_followed(value: object) -> bool:
@@ -195,15 +313,17 @@ def is_followed(value: object) -> bool:
         return False  # what they hold is watched where it is read
     if isinstance(value, ModuleType):
         return not is_library(value.__name__)
+    if type(value) in _HOLDERS:
+        return True
     return not is_library(type(value).__module__) and (hasattr(value, "__dict__") or hasattr(type(value), "__slots__"))
 
 
 def parts_of(value: object, names: AbstractSet[str]) -> Iterator[Part]:
     """Yield the parts of a value that code which mentions `names` can read."""
-    if isinstance(value, list | tuple | deque):
-        yield from map(_item, range(len(value)))
-    elif isinstance(value, dict):
-        yield from map(_item, value)
+    if isinstance(value, _CONTAINERS):
+        yield from map(_item, value if isinstance(value, dict | MappingProxyType) else range(len(value)))
+        if not is_library(type(value).__module__):
+            yield from attributes_of(value, names)
     elif isinstance(value, MethodType):
         yield Part("", lambda method: method.__self__, _keep)  # type: ignore[attr-defined]
     elif isinstance(value, functools.partial):
@@ -218,16 +338,29 @@ def parts_of(value: object, names: AbstractSet[str]) -> Iterator[Part]:
 
 def attributes_of(value: object, names: AbstractSet[str]) -> Iterator[Part]:
     """Yield the attributes of an object that code which mentions `names` can read."""
-    own = getattr(value, "__dict__", {})
+    own = vars_of(value)
     passed = OF_EVERY_MODULE if isinstance(value, nn.Module) else frozenset()
-    for name in sorted(own.keys() & names - passed):
-        if not isinstance(value, ModuleType) or not isinstance(own[name], FunctionType | type | ModuleType):
-            yield Part(f".{name}", _entry_getter("__dict__", name), _entry_putter("__dict__", name))
+    for name in sorted(((own.keys() & names) - passed).union(_HOLDERS.get(type(value), ()))):
+        yield Part(f".{name}", _entry_getter("__dict__", name), _entry_putter("__dict__", name))
     for base in type(value).__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        for name in slots_of(base):
             if name in names and hasattr(value, name):
                 yield Part(f".{name}", _getter(name), _setter(name))
+
+
+def attributes_added(value: object, readable: AbstractSet[str], keys: AbstractSet[str]) -> list[str]:
+    """Return the readable attributes of an object that are new, without properties that were computed since."""
+    own = vars_of(value)
+    added = (own.keys() & readable) - keys
+    return [name for name in sorted(added) if not _was_computed(value, name)]
+
+
+def _was_computed(value: object, name: str) -> bool:
+    """Return whether an attribute is a cached property, with the value that it would get now."""
+    cached = getattr(type(value), name, None)
+    if not isinstance(cached, functools.cached_property):
+        return False
+    return describe(cached.func(value), frozenset(), Trail()).difference(vars_of(value)[name], "") == ""
 
 
 def parts_of_function(function: FunctionType) -> Iterator[Part]:
@@ -347,6 +480,4 @@ def _show_key(key: tuple[object, ...]) -> str:
 def _are_equal(then: object, now: object) -> bool:
     if type(then) is not type(now):
         return False
-    if isinstance(then, np.ndarray):
-        return bool(np.array_equal(then, now, equal_nan=then.dtype.kind in "fc"))  # type: ignore[arg-type]
     return bool(then == now) or (then != then and now != now)

@@ -3,36 +3,42 @@
 What is watched: attributes of the modules, their submodules and hooks, methods and classes,
 and what forward and the loss find in closures, defaults and globals. Only what the code can
 read counts: a number that nothing mentions may change. A check mostly compares versions of
-dicts and identities; only what has a new version is compared value by value.
+dicts and identities, in few calls that each pass over a whole list; only what these show to
+have changed is compared value by value.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import chain
-from operator import is_
+from operator import attrgetter, getitem, is_
 from types import FunctionType
 
 import torch.nn.modules.module as torch_module
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from scheduler.errors import CaptureError
 from scheduler.pytorch.guards.read_names import HOOKS, ReadNames, is_installed, is_library, name_of
-from scheduler.pytorch.guards.settings import Environment
 from scheduler.pytorch.guards.values import (
+    MOST_BYTES_COMPARED,
     Node,
     Part,
+    TooLargeError,
     Trail,
+    Whole,
+    attributes_added,
     attributes_of,
-    describe,
+    describe_parts,
     parts_difference,
     parts_of,
     parts_of_function,
 )
+from scheduler.units import format_bytes
 
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in HOOKS)
+_CELL_CONTENTS = attrgetter("cell_contents")
 
 
 class Watch:
@@ -50,6 +56,11 @@ class Watch:
     renewals : int
         How often an attribute of a module has got another, equal value. As long as it stays, the modules hold the
         same parameters and buffers.
+
+    Raises
+    ------
+    CaptureError
+        If code reads a NumPy array, or another buffer, that is too large to be compared at every call.
     """
 
     def __init__(self, module: nn.Module, loss: object, *, ignore: Collection[str] = ()) -> None:
@@ -57,32 +68,35 @@ class Watch:
         modules = dict(module.named_modules())
         self._modules = list(modules.values())
         self._types = list(map(type, self._modules))
-        self._own = [
-            _ModuleRoot(
-                f"model.{name}".rstrip("."),
-                part,
-                read.names,
-                {x.rpartition(".")[2] for x in ignore if x.rpartition(".")[0] == name},
-            )
-            for name, part in modules.items()
+        known: dict[int, Node] = {id(part): Whole(part, by_value=False) for part in self._modules}
+        self._own = {
+            name: _ModuleRoot(f"model.{name}".rstrip("."), part, read.names, known) for name, part in modules.items()
+        }
+        self.ignore(ignore)
+        functions = [f for f in read.functions if f is not loss]
+        self._functions: list[_Root] = [
+            _FunctionRoot(f"{name_of(function, loss)}: ", function, read.names, known)
+            for function in (*(f for f in [loss] if isinstance(f, FunctionType)), *functions)
         ]
-        self._others = [
-            *(_Root(f"{name_of(function, loss)}: ", function, read.names) for function in read.functions),
-            *(_Root(cls.__qualname__, cls, read.names) for cls in read.classes),
-        ]
+        self._classes: list[_Root] = [_ClassRoot(cls.__qualname__, cls, read.names, known) for cls in read.classes]
+        self._others: list[_Root] = []
         if loss is not None and not isinstance(loss, FunctionType | nn.Module):
-            self._others.append(_Root("loss", loss, read.names))
-        self._environment = Environment() if _reads_environment(read) else None
+            self._others.append(_Root("loss", loss, read.names, known))
         self._hooks = dict(self._find_hooks())
         self._handles = RemovableHandle.next_id
         self.renewals = 0
-        self._join()
+        self._state = _State(self._roots)
 
-    def _join(self) -> None:
-        self._trail = Trail()
-        for root in chain(self._own, self._others):
-            self._trail.extend(root.trail)
-        self._trail.close()
+    def ignore(self, names: Iterable[str]) -> None:
+        """Do not watch these attributes of modules: qualified names such as "layers.0.calls"."""
+        for full in names:
+            path, _, name = full.rpartition(".")
+            if path in self._own:
+                self._own[path].ignore(name)
+
+    @property
+    def _roots(self) -> Iterator[_Root]:
+        return chain(self._own.values(), self._functions, self._classes, self._others)
 
     def difference(self) -> str:
         """Return the first thing that differs now, "" if nothing does.
@@ -94,21 +108,15 @@ class Watch:
         """
         if found := self._hooks_difference():
             return found
-        if self._environment is not None and (found := self._environment.difference()):
-            return found
-        if (
-            self._trail.is_unchanged
-            and all(map(is_, map(type, self._modules), self._types))
-            and all(root.is_unchanged for root in self._others)
-        ):
+        if list(map(type, self._modules)) == self._types and self._state.is_unchanged:
             return ""
-        for root in chain(self._own, self._others):
+        for root in self._roots:
             if not root.is_unchanged:
                 if found := root.difference():
                     return found
                 root.renew()
-                self.renewals += root in self._own
-        self._join()
+                self.renewals += isinstance(root, _ModuleRoot)
+        self._state = _State(self._roots)
         return ""
 
     def _hooks_difference(self) -> str:
@@ -123,61 +131,107 @@ class Watch:
         return ""
 
     def _find_hooks(self) -> Iterator[tuple[tuple[str, int], tuple[dict[int, object], object]]]:
-        for root in self._own:
+        for root in self._own.values():
+            own = vars(root.value)
             for name in HOOKS:
-                held = vars(root.value)[name]
-                for key, hook in held.items():
-                    yield (f"{root.path}.{name}", key), (held, hook)
+                for key, hook in own[name].items():
+                    yield (f"{root.path}.{name}", key), (own[name], hook)
         for name in _GLOBAL_HOOKS:
             held = getattr(torch_module, name)
             for key, hook in held.items():
                 yield (f"torch.nn.modules.module.{name}", key), (held, hook)
 
 
-def _reads_environment(read: ReadNames) -> bool:
-    """Return whether code mentions the environment variables, under any name."""
-    return bool(read.names & {"environ", "environb", "getenv", "getenvb"}) or any(
-        function.__globals__.get(name) is value
-        for value in (os.environ, os.getenv)
-        for function in read.functions
-        for name in function.__code__.co_names
-    )
+class _State:
+    """What shows in few calls, each over a whole list, whether any of some roots has changed."""
 
-
-class _Root:
-    """A function, class or object that code reads from, with a description of what it reads there."""
-
-    def __init__(self, path: str, value: object, names: AbstractSet[str]) -> None:
-        self.path, self.value, self.names = path, value, names
-        self.trail = Trail()
-        self.parts: list[tuple[Part, Node]] = [
-            (part, describe(part.get(value), names, self.trail)) for part in self._readable()
-        ]
-        self.found = self._values()
-        self.trail.close()
-
-    def _readable(self) -> Iterator[Part]:
-        value = self.value
-        if isinstance(value, FunctionType):
-            is_users = not is_installed(value)
-            for part in parts_of_function(value):
-                if is_users or isinstance(part.get(value), bool | int | float | str):
-                    yield part
-        elif isinstance(value, type):
-            yield from _class_attributes(value, self.names)
-        else:
-            yield from parts_of(value, self.names)
-
-    def _values(self) -> list[object]:
-        return [part.get(self.value) for part, _ in self.parts]
+    def __init__(self, roots: Iterable[_Root]) -> None:
+        self._trail = Trail()
+        entries: list[tuple[Mapping[str, object], str]] = []
+        cells: list[object] = []
+        functions: list[FunctionType] = []
+        classes: list[type] = []
+        for root in roots:
+            self._trail.extend(root.trail)
+            entries += root.entries
+            cells += root.cells
+            functions += root.functions
+            classes += root.classes
+        self._trail.close()
+        self._holders, self._keys = [holder for holder, _ in entries], [key for _, key in entries]
+        self._entries = list(map(getitem, self._holders, self._keys))
+        self._cells, self._contents = cells, list(map(_CELL_CONTENTS, cells))
+        self._functions = functions
+        self._codes, self._defaults = list(map(_CODE, functions)), list(map(_DEFAULTS, functions))
+        self._members = list(map(vars, classes))
+        self._sizes = list(map(len, self._members))
 
     @property
     def is_unchanged(self) -> bool:
         """Whether nothing has changed for certain."""
         try:
-            return all(map(is_, self._values(), self.found)) and self.trail.is_unchanged
-        except (LookupError, AttributeError, ValueError):
+            return (
+                self._trail.is_unchanged
+                and all(map(is_, map(getitem, self._holders, self._keys), self._entries))
+                and all(map(is_, map(_CELL_CONTENTS, self._cells), self._contents))
+                and all(map(is_, map(_CODE, self._functions), self._codes))
+                and all(map(is_, map(_DEFAULTS, self._functions), self._defaults))
+                and list(map(len, self._members)) == self._sizes
+            )
+        except (LookupError, ValueError):
             return False
+
+
+_CODE = attrgetter("__code__")
+_DEFAULTS = attrgetter("__defaults__")
+
+
+class _Root:
+    """A function, class or object that code reads from, with a description of what it reads there.
+
+    Attributes
+    ----------
+    path : str
+        For messages.
+    trail : Trail
+    entries : list of (mapping, str)
+        Globals and members of classes, whose identities show a change.
+    cells, functions, classes : list
+        Cells of closures, functions and classes whose contents show a change.
+    """
+
+    def __init__(self, path: str, value: object, names: AbstractSet[str], known: Mapping[int, Node]) -> None:
+        self.path, self.value, self.names, self.known = path, value, names, known
+        self.entries: list[tuple[Mapping[str, object], str]] = []
+        self.cells: list[object] = []
+        self.functions: list[FunctionType] = []
+        self.classes: list[type] = []
+        self.trail = Trail(known)
+        try:
+            self.parts: list[tuple[Part, Node]] = list(
+                describe_parts(value, self._readable(), self.names, self.trail, (id(value),))
+            )
+        except TooLargeError as error:
+            raise CaptureError(
+                f"{path}{error.path} may be read by the step and holds {format_bytes(error.size_bytes)}: at most"
+                f" {format_bytes(MOST_BYTES_COMPARED)} are compared at every call. Make it a tensor, whose values are"
+                " read at every step, or make the array read-only (array.flags.writeable = False)"
+            ) from None
+        self._close()
+
+    def _readable(self) -> Iterator[Part]:
+        yield from parts_of(self.value, self.names)
+
+    def _close(self) -> None:
+        """Take the present state as the one to compare with."""
+        self.trail.add(self.value)
+        self.trail.close()
+        self._state = _State([self])
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nothing has changed for certain."""
+        return self._state.is_unchanged
 
     def difference(self) -> str:
         """Return what differs now, "" if nothing does."""
@@ -185,11 +239,71 @@ class _Root:
 
     def renew(self) -> None:
         """Take the present objects, which are equal to the earlier ones, as those to compare with."""
-        self.trail = Trail()
-        for part, _ in self.parts:
-            describe(part.get(self.value), self.names, self.trail)
-        self.found = self._values()
-        self.trail.close()
+        self.trail = Trail(self.known)
+        parts = (part for part, _ in self.parts)
+        list(describe_parts(self.value, parts, self.names, self.trail, (id(self.value),)))
+        self._close()
+
+
+class _FunctionRoot(_Root):
+    """A function, with its code, its closure, its defaults and the globals that it mentions."""
+
+    def _readable(self) -> Iterator[Part]:
+        function = self.value
+        assert isinstance(function, FunctionType)
+        self.functions = [function]
+        self.code = function.__code__
+        for part in parts_of_function(function):
+            if not is_installed(function) or isinstance(part.get(function), _WATCHED_IN_PACKAGES):
+                yield part
+
+    def _close(self) -> None:
+        function = self.value
+        assert isinstance(function, FunctionType)
+        names = [part.text for part, _ in self.parts]
+        self.entries = [(function.__globals__, name) for name in names if name in function.__globals__]
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        self.cells = [cell for name, cell in cells if name in names]
+        if function.__kwdefaults__:
+            self.trail.dicts.append(function.__kwdefaults__)
+        super()._close()
+
+    def difference(self) -> str:
+        if _CODE(self.value) is not self.code:
+            return f"the code of {self.path.removesuffix(': ')} was replaced after the plan was made"
+        return super().difference()
+
+
+_WATCHED_IN_PACKAGES = (bool, int, float, str, FunctionType, type)
+"""What of the globals of an installed package is watched: its settings, and functions that a user may replace."""
+
+
+class _ClassRoot(_Root):
+    """A class, with its methods and values; of a library's class only what runs in every call."""
+
+    value: type
+
+    def _readable(self) -> Iterator[Part]:
+        self.classes = [self.value]
+        self.keys = self._keys()
+        for name in sorted(self.keys):
+            yield Part(f".{name}", lambda value, name=name: vars(value)[name], lambda value, _: value)  # type: ignore[misc]
+
+    def _keys(self) -> set[str]:
+        wanted = {"__call__", "forward"} if is_library(self.value.__module__) else self.names
+        return {name for name in vars(self.value).keys() & wanted if name not in _OF_EVERY_CLASS}
+
+    def _close(self) -> None:
+        self.entries = [(vars(self.value), name) for name in self.keys]
+        super()._close()
+
+    def difference(self) -> str:
+        for name in sorted(self._keys() - self.keys):
+            return f"{self.path}.{name} was added after the plan was made"
+        return super().difference()
+
+
+_OF_EVERY_CLASS = frozenset({"__class__", "__dict__", "__doc__", "__module__", "__weakref__"})
 
 
 class _ModuleRoot(_Root):
@@ -197,16 +311,20 @@ class _ModuleRoot(_Root):
 
     value: nn.Module
 
-    def __init__(self, path: str, value: nn.Module, names: AbstractSet[str], ignore: Collection[str]) -> None:
-        self.ignore = ignore
-        super().__init__(path, value, names)
+    def __init__(self, path: str, value: nn.Module, names: AbstractSet[str], known: Mapping[int, Node]) -> None:
         self.kind = type(value)
+        super().__init__(path, value, names, known)
         self.held = self._held()
         self.keys = self._keys()
-        self._pass_own()
+
+    def ignore(self, name: str) -> None:
+        """Let an attribute change."""
+        self.names = self.names - {name}
+        self.parts = [(part, node) for part, node in self.parts if part.text != f".{name}"]
+        self.keys.discard(name)
 
     def _readable(self) -> Iterator[Part]:
-        return (part for part in attributes_of(self.value, self.names) if part.text[1:] not in self.ignore)
+        return attributes_of(self.value, self.names)
 
     def _held(self) -> dict[str, object]:
         module = self.value
@@ -216,37 +334,26 @@ class _ModuleRoot(_Root):
     def _keys(self) -> set[str]:
         return vars(self.value).keys() & self.names
 
-    def _pass_own(self) -> None:
+    def _close(self) -> None:
         module = self.value
-        own = (vars(module), *(held for held in (module._modules, module._parameters, module._buffers) if held))
-        self.trail.dicts += own
-        self.trail.close()
-
-    def renew(self) -> None:
-        super().renew()
-        self._pass_own()
+        self.trail.dicts += [held for held in (module._modules, module._parameters, module._buffers) if held]
+        super()._close()
 
     @property
     def is_unchanged(self) -> bool:
-        return type(self.value) is self.kind and self.trail.is_unchanged
+        return type(self.value) is self.kind and super().is_unchanged
 
     def difference(self) -> str:
         if type(self.value) is not self.kind:
             return f"{self.path} was a {self.kind.__name__} when the plan was made, is a {type(self.value).__name__}"
-        held, keys = self._held(), self._keys()
-        for name in sorted(held.keys() ^ self.held.keys() | keys ^ self.keys):
-            done = "added" if name in held or name in keys else "removed"
-            return f"{self.path}.{name} was {done} after the plan was made"
+        held = self._held()
+        added = (held.keys() - self.held.keys()).union(attributes_added(self.value, self.names, self.keys))
+        removed = self.held.keys() - held.keys() | self.keys - self._keys()
+        for name in sorted(added | removed):
+            return f"{self.path}.{name} was {'added' if name in added else 'removed'} after the plan was made"
         for name, then in self.held.items():
             if held[name] is not then:
                 return f"{self.path}.{name} was replaced after the plan was made"
+        if [*held] != [*self.held]:
+            return f"the submodules or tensors of {self.path} have another order than when the plan was made"
         return super().difference()
-
-
-def _class_attributes(cls: type, names: AbstractSet[str]) -> Iterator[Part]:
-    """Yield methods and values of a class; of a library's class its forward only."""
-    members = vars(cls)
-    wanted = {"forward"} if is_library(cls.__module__) else names
-    for name in sorted(members.keys() & wanted):
-        if not name.startswith("__") or name == "__call__":
-            yield Part(f".{name}", lambda value, name=name: vars(value)[name], lambda value, _: value)  # type: ignore[misc]

@@ -77,6 +77,7 @@ class _LayerRunner:
         self._planned = planned
         self._backward = planned.backward
         self._parts = [part for link in planned.links for part in link.parts]
+        self._flags = _training_flags(planned.links)
         self._tensors = [_tensor_keys(link) for link in planned.links]
 
     def difference(self) -> str:
@@ -96,6 +97,13 @@ class _LayerRunner:
                     return f'"{name}" of layer "{link.name}" is {key}, but the plan has {then} for "{then_name}"'
             if len(now) != len(planned):
                 return f'layer "{link.name}" has {len(now)} parameters and buffers, but the plan has {len(planned)}'
+        for (name, now_trains), (_, then_trained) in zip(
+            _training_flags(self._planned.links), self._flags, strict=True
+        ):
+            if now_trains != then_trained:
+                return (
+                    f'training of a module in layer "{name}" was {then_trained} when the plan was made, is {now_trains}'
+                )
         return ""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -132,6 +140,10 @@ def _tensor_keys(link: Link) -> list[tuple[str, tuple[object, ...]]]:
         for name, tensor in held.items()
         if tensor is not None
     ]
+
+
+def _training_flags(links: Sequence[Link]) -> list[tuple[str, bool]]:
+    return [(link.name, module.training) for link in links for module in link.modules]
 
 
 class _LayerNode(torch.autograd.Function):

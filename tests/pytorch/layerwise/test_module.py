@@ -423,7 +423,7 @@ class Untraceable(nn.Module):
         (lambda model: setattr(model[2], "bias", None), '"2.Linear" has 1 parameters and buffers, but the plan has 2'),
         (lambda model: model[2].bias.requires_grad_(False), '"bias" of layer "2.Linear"'),
         (lambda model: model.double(), '"weight" of layer "0.Linear" is .*float64'),
-        (lambda model: model[1].eval(), 'training of module "1" is False'),
+        (lambda model: model[1].eval(), 'training of a module in layer "1.GELU" was True'),
     ],
     ids=["a layer more", "another layer", "a parameter less", "a frozen parameter", "another dtype", "a layer in eval"],
 )
