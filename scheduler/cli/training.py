@@ -138,6 +138,11 @@ def _print_training(report: TrainingReport, output: str) -> None:
     print(f"plan     {output}\n")
     for name, predicted, measured in rows:
         print(f"{name:<28}{predicted:>14}{measured:>14}")
+    if report.captured_time_overhead is not None and report.captured_step_is_slower:
+        print(
+            f"\nThe captured step itself takes {format_percent(report.captured_time_overhead)} more time than plain"
+            " PyTorch, before anything is recomputed: the predicted overhead does not contain this."
+        )
     print(f"\n{'step':<8}{'loss, plain':>16}{'loss, with the plan':>22}")
     for number, (plain, planned) in enumerate(zip(report.plain_losses, report.losses, strict=True), 1):
         print(f"{number:<8}{plain:>16.6f}{planned:>22.6f}")

@@ -10,7 +10,7 @@ import torch._C._dynamo.guards
 from torch._C import DispatchKey
 from torch._C._functorch import peek_interpreter_stack
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
 _dict_version: Callable[[Any], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
@@ -76,3 +76,8 @@ def forget_fake_results() -> None:
 def has_bfloat16_kernels() -> bool:
     """Return whether oneDNN's recurrent kernels run in bfloat16 on this processor."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has no data because a FakeTensorMode created it."""
+    return isinstance(tensor, FakeTensor)

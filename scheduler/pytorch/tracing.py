@@ -17,8 +17,11 @@ from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemor
 from scheduler.pytorch.capture.exporting import export_graph, export_joint
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering import lower
+from scheduler.pytorch.capture.lowering.storages import StorageSizes
 from scheduler.pytorch.costs.operators import Costs, with_costs
+from scheduler.pytorch.costs.storages import can_run_on, find_storage_sizes
 from scheduler.pytorch.guards.watch import Watch
+from scheduler.pytorch.measurement.memory import resident_tensors
 
 
 def trace(
@@ -36,7 +39,9 @@ def trace(
     """Return the graph of one training step of a model: forward, loss and backward.
 
     Nothing is computed with the model's weights, and the model is left as it was. The model's
-    `training` flags decide whether dropout and batch norm are in training mode.
+    `training` flags decide whether dropout and batch norm are in training mode. Where an output
+    could hold more memory than its shape shows (a reduced `mse_loss` does), the call is run
+    once, on data of its own, unless the model is fake or on device "meta".
 
     Parameters
     ----------
@@ -117,7 +122,10 @@ def capture(
     """
     with _collector_disabled():
         joint = export_joint(model, tuple(args), dict(kwargs or {}), loss)
-        return capture_joint(joint, type(model).__name__, costs=costs, workspaces=workspaces, memory=memory)
+        sizes = find_storage_sizes(joint, may_run=can_run_on(resident_tensors(model, (args, kwargs))))
+        return capture_joint(
+            joint, type(model).__name__, costs=costs, memory=memory, workspaces=workspaces, sizes=sizes
+        )
 
 
 def capture_watched(
@@ -175,11 +183,19 @@ def capture_graph(
         If the graph cannot be planned; the message says why.
     """
     with _collector_disabled():
-        return capture_joint(export_graph(module, args), "compiled", costs=costs, memory=memory)
+        joint = export_graph(module, args)
+        sizes = find_storage_sizes(joint, may_run=can_run_on(args))
+        return capture_joint(joint, "compiled", costs=costs, memory=memory, sizes=sizes)
 
 
 def capture_joint(
-    joint: Joint, name: str, *, costs: Costs, memory: DeviceMemory, workspaces: bool | None = None
+    joint: Joint,
+    name: str,
+    *,
+    costs: Costs,
+    memory: DeviceMemory,
+    workspaces: bool | None = None,
+    sizes: StorageSizes | None = None,
 ) -> Capture:
     """Return the captured step of a joint graph.
 
@@ -190,13 +206,16 @@ def capture_joint(
         Name of the graph to plan.
     costs, memory, workspaces
         As for `capture`.
+    sizes : StorageSizes, optional
+        What its storages hold at run time; by default what the fake tensors show.
 
     Raises
     ------
     CaptureError, InvalidOptionError
         As for `trace`.
     """
-    return Capture(joint, with_costs(lower(joint, memory, name=name), costs, workspaces=workspaces))
+    lowered = lower(joint, memory, sizes or StorageSizes(), name=name)
+    return Capture(joint, with_costs(lowered, costs, workspaces=workspaces))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Unpack
@@ -18,12 +19,15 @@ from scheduler.problem import save_everything
 from scheduler.pytorch.checkpointing import checkpointed
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.layerwise.profiling import profile_layers
-from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
+from scheduler.pytorch.measurement.memory import measure, measure_times, resident_tensors, training_step
 from scheduler.pytorch.models.catalog import LayeredCase, ModelCase
 from scheduler.pytorch.tracing import trace
 from scheduler.simulator import Simulation, simulate
 
 LEARNING_RATE = 1e-3
+
+_SMALLEST_DIFFERENCE = 0.02
+"""Smaller differences in time count as noise."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,12 @@ class TrainingReport:
     measured_flop_overhead, measured_time_overhead : float
         Ratio of the step with the plan to plain eager PyTorch, minus 1; times are from
         interleaved runs.
+    captured_time_overhead : float or None
+        The same for the captured step that saves everything: what capturing costs before
+        anything is recomputed. None for layers, which are not captured.
+    time_noise : float
+        How far the times of plain eager PyTorch scatter: the ratio of their median to the
+        shortest, minus 1.
     losses, plain_losses : tuple of float
         The loss of each step, with the plan and in plain PyTorch.
     """
@@ -69,8 +79,16 @@ class TrainingReport:
     plain: Peaks
     measured_flop_overhead: float
     measured_time_overhead: float
+    captured_time_overhead: float | None
+    time_noise: float
     losses: tuple[float, ...]
     plain_losses: tuple[float, ...]
+
+    @property
+    def captured_step_is_slower(self) -> bool:
+        """Whether the captured step takes longer than plain PyTorch by more than noise."""
+        noise = max(self.time_noise, _SMALLEST_DIFFERENCE)
+        return self.captured_time_overhead is not None and self.captured_time_overhead > noise
 
     def to_dict(self, path: str) -> dict[str, object]:
         """Return the report as plain JSON data; `path` is where the plan was saved."""
@@ -83,6 +101,8 @@ class TrainingReport:
             "predicted_overhead": self.plan.overhead,
             "measured_flop_overhead": self.measured_flop_overhead,
             "measured_time_overhead": self.measured_time_overhead,
+            "captured_time_overhead": self.captured_time_overhead,
+            "time_noise": self.time_noise,
             "status": self.plan.status.name,
             "search_space": self.plan.search_space,
             "bound": self.plan.bound,
@@ -139,6 +159,7 @@ def compare_training(
     planned_step = training_step(planned, case.args, case.kwargs)
     measured_plain = measure(plain_step, resident=_resident(plain, case), repeats=1)
     measured = measure(planned_step, resident=_resident(module, case), repeats=3, baseline=plain_step)
+    captured_overhead, noise = _captured_overhead(plan, case, plain_step)
     # In a chain, the workspace of a layer is live storages inside the layer, without those of operators.
     with_workspaces = granularity == "operations" and costs == "measured"
     return TrainingReport(
@@ -149,9 +170,24 @@ def compare_training(
         plain=Peaks(measured_plain.live_peak_bytes, measured_plain.allocator_peak_bytes),
         measured_flop_overhead=measured.flops / measured_plain.flops - 1 if measured_plain.flops else 0.0,
         measured_time_overhead=measured.overhead or 0.0,
+        captured_time_overhead=captured_overhead,
+        time_noise=noise,
         losses=losses,
         plain_losses=plain_losses,
     )
+
+
+def _captured_overhead(plan: Plan, case: ModelCase, plain_step: Callable[[], object]) -> tuple[float | None, float]:
+    """Return the time of the captured step that saves everything, over plain PyTorch, and the noise of the latter."""
+    steps = {"plain": plain_step}
+    if not isinstance(case, LayeredCase):
+        everything = make_plan(plan.graph, "100%", solver="save-all")
+        module = checkpointed(copy.deepcopy(case.module), everything, case.args, case.kwargs, loss=case.loss)
+        steps["captured"] = training_step(module, case.args, case.kwargs)
+    times = measure_times(steps, 5)
+    plain = min(times["plain"])
+    captured = min(times["captured"]) / plain - 1 if "captured" in times else None
+    return captured, statistics.median(times["plain"]) / plain - 1
 
 
 def _graph_of(case: ModelCase, costs: Costs, progress: Callable[[str], None]) -> Graph | Chain:

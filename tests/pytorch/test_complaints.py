@@ -312,8 +312,9 @@ def test_a_cache_kept_from_step_to_step_is_refused():
     model.layers.register_forward_pre_hook(lambda _, args: ((args[0][0], kept),))
     model(batch())
     assert len(kept) == 4
-    with pytest.raises(CaptureError, match="cannot be captured as one graph"):
+    with pytest.raises(CaptureError, match=r"forward changes .*kept"):
         trace(model, (batch(),), loss=mean_square, costs="flops")
+    assert len(kept) == 4
 
 
 def test_recomputation_under_autocast_keeps_the_same_tensors():

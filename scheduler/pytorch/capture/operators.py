@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -79,10 +79,16 @@ UPDATES = {aten.add.Tensor: aten.add_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
 """In-place variants of the operators that change a counter."""
 
 
-def may_overwrite_input(node: fx.Node) -> bool:
+def may_overwrite_input(node: fx.Node, bytes_of: Callable[[Tensor], int]) -> bool:
     """Return whether a call can write its output over its input, whatever is recomputed.
 
     Nothing else may read the input, and no other tensor may share its storage.
+
+    Parameters
+    ----------
+    node : Node
+    bytes_of : callable
+        Returns the bytes that the storage of a fake tensor holds at run time.
     """
     if node.target not in IN_PLACE or not isinstance(node.args[0], fx.Node):
         return False
@@ -94,7 +100,7 @@ def may_overwrite_input(node: fx.Node) -> bool:
     shared = {storage_key(value) for value in _tensors_around(maker) if value is not before}
     return (
         storage_key(before) not in shared
-        and before.untyped_storage().nbytes() == after.untyped_storage().nbytes()
+        and bytes_of(before) == bytes_of(after)
         and (before.shape, before.stride(), before.dtype) == (after.shape, after.stride(), after.dtype)
     )
 

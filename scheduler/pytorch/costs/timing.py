@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from scheduler.pytorch.capture.instructions import Call
 from scheduler.pytorch.capture.lowering.inplace import REUSING
 from scheduler.pytorch.capture.operators import IN_PLACE, is_collective, nodes_in, storage_key
+from scheduler.pytorch.costs.storages import CLONES_STORAGE, Arguments, arguments_on_own_storages
 from scheduler.pytorch.measurement.allocator import allocator_peaks
 from scheduler.pytorch.measurement.memory import now, storage_bytes, storage_sizes
 from scheduler.pytorch.measurement.rng import kept_generators
@@ -33,9 +34,6 @@ _MEASURING_SECONDS = 3.0
 
 _ALIGNMENT_ELEMENTS = 64
 """Inputs begin at multiples of this many elements."""
-
-Arguments = tuple[tuple[object, ...], dict[str, object]]
-"""Positional and keyword arguments of one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +196,8 @@ class _Data:
 
     def arguments(self, call: Call) -> Arguments:
         """Return arguments for a call, with the shapes, strides, dtypes and devices of the captured ones."""
+        if call.node.target in CLONES_STORAGE:
+            return arguments_on_own_storages(call.node, lambda value: value.untyped_storage().nbytes())
         layout = _Layout(call)
 
         def real(node: fx.Node) -> Argument:

@@ -69,10 +69,13 @@ class Draw:
     ----------
     source : str
     line : SourceLine or None
+    owner : object
+        The generator, if it is known.
     """
 
     source: str
     line: SourceLine | None
+    owner: object = None
 
 
 def mentions_unseen_sources(read: ReadNames) -> bool:
@@ -110,7 +113,7 @@ def recorded_draws() -> Iterator[list[Draw]]:
         else:
             return
         if source and (line := _user_line(frame)) is not None:
-            draws.append(Draw(source, line))
+            draws.append(Draw(source, line, getattr(called, "__self__", None)))
 
     before = sys.getprofile()
     sys.setprofile(note)

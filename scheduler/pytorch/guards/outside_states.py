@@ -110,6 +110,12 @@ class OutsideStates:
         """Whether the step can reach a generator other than the global ones."""
         return any(state.is_random for state in self.states[self._global_count :])
 
+    @property
+    def own_generators(self) -> list[torch.Generator]:
+        """The generators of torch other than the default ones."""
+        owners = (state.owner for state in self.states[self._global_count :])
+        return [owner for owner in owners if isinstance(owner, torch.Generator)]
+
     def named(self, name: str) -> list[OutsideState]:
         """Return the states that belong to an attribute or global of this name, and to what it holds."""
         own = self.states[self._global_count :]
@@ -195,6 +201,14 @@ def _of_value(name: str, holder: object, part: Part) -> OutsideState:
     return OutsideState(name, holder, read, _nothing, save, is_random=False, is_value=True)
 
 
+def _of_list(name: str, held: list[object]) -> OutsideState:
+    def save() -> Callable[[], None]:
+        entries = held.copy()
+        return lambda: None if [*map(id, held)] == [*map(id, entries)] else held.__setitem__(slice(None), entries)
+
+    return OutsideState(name, held, lambda: [*map(id, held)], _nothing, save, is_random=False, is_value=True)
+
+
 def _nothing() -> None:
     """Do nothing."""
 
@@ -254,6 +268,8 @@ class _Walk:
 
     def _part(self, path: str, holder: object, part: Part, *, has_values: bool = True) -> Iterator[OutsideState]:
         value = part.get(holder)
+        if isinstance(value, list) and has_values and not isinstance(holder, nn.Module):
+            yield _of_list(path + part.text, value)
         if isinstance(value, _SCALARS) or value is None:
             if has_values and not isinstance(holder, nn.Module | tuple | ModuleType) and value is not None:
                 yield _of_value(path + part.text, holder, part)

@@ -9,6 +9,7 @@ have changed is compared value by value.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import chain
@@ -21,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch.guards.read_names import HOOKS, ReadNames, is_installed, is_library, name_of
+from scheduler.pytorch.guards.settings import Environment
 from scheduler.pytorch.guards.values import (
     MOST_BYTES_COMPARED,
     Node,
@@ -82,6 +84,7 @@ class Watch:
         self._others: list[_Root] = []
         if loss is not None and not isinstance(loss, FunctionType | nn.Module):
             self._others.append(_Root("loss", loss, read.names, known))
+        self._environment = Environment() if _reads_environment(read) else None
         self._hooks = dict(self._find_hooks())
         self._handles = RemovableHandle.next_id
         self.renewals = 0
@@ -107,6 +110,8 @@ class Watch:
             For example `model.tau was 1.0 when the plan was made, is 0.1`.
         """
         if found := self._hooks_difference():
+            return found
+        if self._environment is not None and (found := self._environment.difference()):
             return found
         if list(map(type, self._modules)) == self._types and self._state.is_unchanged:
             return ""
@@ -140,6 +145,16 @@ class Watch:
             held = getattr(torch_module, name)
             for key, hook in held.items():
                 yield (f"torch.nn.modules.module.{name}", key), (held, hook)
+
+
+def _reads_environment(read: ReadNames) -> bool:
+    """Return whether code mentions the environment variables, under any name."""
+    return bool(read.names & {"environ", "environb", "getenv", "getenvb"}) or any(
+        function.__globals__.get(name) is value
+        for value in (os.environ, os.getenv)
+        for function in read.functions
+        for name in function.__code__.co_names
+    )
 
 
 class _State:

@@ -130,6 +130,8 @@ class Link:
         Buffers that the forward changes.
     takes_arguments : bool
         Whether the first part takes the arguments of the call, `(args, kwargs)`, instead.
+    generators : sequence of Generator
+        The user's own, from which the parts may draw.
 
     Attributes
     ----------
@@ -148,8 +150,10 @@ class Link:
         *,
         changing: Sequence[tuple[nn.Module, str]] = (),
         takes_arguments: bool = False,
+        generators: Sequence[torch.Generator] = (),
     ) -> None:
         self.name = name
+        self.generators = tuple(generators)
         self.parts = tuple(parts)
         self.differentiable = tuple(differentiable)
         self.changing = tuple(changing)
@@ -241,10 +245,10 @@ class Link:
 
     def remember(self, last: Moment | None = None) -> Moment:
         """Return what a replay of the next run will need; share the random state of `last` if it is equal."""
-        random = save_generators()
+        random = save_generators(self.generators)
         if last is not None and len(random) == len(last.random):
             pairs = zip(random, last.random, strict=True)
-            if all(torch.equal(now, then) for (_, now), (_, then) in pairs):
+            if all(one is other and torch.equal(now, then) for (one, now), (other, then) in pairs):
                 random = last.random
         found = (module._buffers.get(name) for module, name in self.changing)
         return Moment(random, tuple(None if buffer is None else buffer.detach().clone() for buffer in found))
@@ -252,7 +256,7 @@ class Link:
     @contextlib.contextmanager
     def replay(self, moment: Moment) -> Iterator[None]:
         """Make the runs inside repeat the first run, and undo their effects on buffers and random state."""
-        random = save_generators()
+        random = save_generators(self.generators)
         buffers = [module._buffers.get(name) for module, name in self.changing]
         try:
             restore_generators(moment.random)

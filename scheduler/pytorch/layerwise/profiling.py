@@ -183,7 +183,8 @@ def profile(
     try:
         with _restored([part for _, part in parts]), kept_generators():
             survey = Survey(parts, arguments)
-            return _Sweep(survey, timed=timed, memory=memory).measure(name)
+            with kept_generators(one for found in survey.generators for one in found):
+                return _Sweep(survey, timed=timed, memory=memory).measure(name)
     except SchedulerError:
         raise
     except Exception:  # torch raises errors of many kinds here

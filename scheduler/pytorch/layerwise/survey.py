@@ -6,6 +6,7 @@ that only views its input, or changes it in place, shares storages with the laye
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.pytorch.capture.constants import find_constants
+from scheduler.pytorch.capture.outside_draws import OutsideDraws
 from scheduler.pytorch.layerwise.groups import Link, Saved, State, read_state
 from scheduler.pytorch.measurement.memory import storage_sizes
 
@@ -94,18 +96,26 @@ class Survey:
         self.flags = [flags]
         self.found: list[list[Tensor]] = []
         self.changing: list[tuple[tuple[nn.Module, str], ...]] = []
+        self.generators: list[list[torch.Generator]] = []
         self.parts = parts
         for number, (name, part) in enumerate(parts):
-            link = Link(name, [part], flags, takes_arguments=number == 0)
-            state, flags = self._advance(number, link, state)
+            draws = _draws_of(name, part)
+            generators = draws.own_generators
+            link = Link(name, [part], flags, takes_arguments=number == 0, generators=generators)
+            state, flags = self._advance(number, link, state, draws)
+            self.generators.append(generators)
         self.starts.append(len(parts))
         self.states.append(state)
         self.flags.append(flags)
 
-    def _advance(self, number: int, link: Link, state: State) -> tuple[State, tuple[bool, ...]]:
+    def _advance(self, number: int, link: Link, state: State, draws: OutsideDraws) -> tuple[State, tuple[bool, ...]]:
         versions = [tensor._version for tensor in state.tensors]
         buffers = _buffers_of(link)
-        output, saved = link.forward_saving(state)
+        with draws.kept():
+            with draws.recorded():
+                output, saved = link.forward_saving(state)
+            draws.check(functools.partial(link.forward_saving, state))
+            draws.check_values()
         self.found.append(_leaves_of_graph(saved))
         self.changing.append(tuple(buffer.place for buffer in buffers if buffer.has_changed()))
         changed = [t for t, version in zip(state.tensors, versions, strict=True) if t._version != version]
@@ -133,7 +143,10 @@ class Survey:
             name = "+".join(name for name, _ in self.parts[start:end])
             parts = [part for _, part in self.parts[start:end]]
             changing = [place for places in self.changing[start:end] for place in places]
-            links.append(Link(name, parts, flags, changing=changing, takes_arguments=start == 0))
+            generators = dict.fromkeys(one for found in self.generators[start:end] for one in found)
+            links.append(
+                Link(name, parts, flags, changing=changing, takes_arguments=start == 0, generators=[*generators])
+            )
         return links
 
     def trained(self, number: int) -> list[Tensor]:
@@ -156,6 +169,12 @@ def _arguments_state(arguments: tuple[object, ...]) -> tuple[State, tuple[bool, 
 def tensors_of(part: LayerFunction) -> list[Tensor]:
     """Return the parameters and buffers of a layer."""
     return [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else []
+
+
+def _draws_of(name: str, part: LayerFunction) -> OutsideDraws:
+    if isinstance(part, nn.Module):
+        return OutsideDraws(part, None, name)
+    return OutsideDraws(nn.Module(), part, name)
 
 
 def _constants_of(part: LayerFunction) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,12 +19,12 @@ def default_generator(device: torch.device) -> torch.Generator:
     return torch.default_generator
 
 
-def save_generators() -> Generators:
-    """Return the state of every global generator that is in use."""
+def save_generators(own: Iterable[torch.Generator] = ()) -> Generators:
+    """Return the state of every global generator that is in use, and of the user's own."""
     generators = [torch.default_generator]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         generators += list(torch.cuda.default_generators)
-    return [(generator, generator.get_state()) for generator in generators]
+    return [(generator, generator.get_state()) for generator in (*generators, *own)]
 
 
 def restore_generators(states: Generators) -> None:
@@ -34,9 +34,9 @@ def restore_generators(states: Generators) -> None:
 
 
 @contextlib.contextmanager
-def kept_generators() -> Iterator[None]:
-    """Leave the global generators as they were."""
-    states = save_generators()
+def kept_generators(own: Iterable[torch.Generator] = ()) -> Iterator[None]:
+    """Leave the global generators, and the user's own, as they were."""
+    states = save_generators(own)
     try:
         yield
     finally:

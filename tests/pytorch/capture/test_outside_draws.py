@@ -18,9 +18,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scheduler.errors import CaptureError
+from scheduler.errors import CaptureError, ExecutionError
 from scheduler.pytorch.checkpointing import checkpointed
+from scheduler.pytorch.layerwise.profiling import profile_layers
 from scheduler.pytorch.tracing import trace
+from tests.support.pytorch.layered import plan_of_layers
+from tests.support.pytorch.planning import recompute_most
 
 OWN = torch.Generator().manual_seed(3)
 RANDOM = random.Random(1)
@@ -391,3 +394,68 @@ def test_own_generators_draw_as_in_plain_pytorch(draw: Callable[[Model, Tensor],
         assert torch.equal(planned.generator.get_state(), wanted[2])
     for generator, state in zip(generators[:2], kept, strict=True):
         generator.set_state(state)
+
+
+class Factor(nn.Module):
+    """A layer that scales its input by what it draws."""
+
+    def __init__(self, draw: Callable[[Model, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.source = Model(draw)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.source.draw(self.source, x)).sin()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        python_random, python_layer_drop, own_random, numpy_random, numpy_generator, numpy_legacy, clock, today,
+        system_random, system_bytes, identifier, counter, cycle, list_iterator, count_in_object,
+    ],
+)  # fmt: skip
+def test_layers_that_draw_from_outside_are_refused_by_name(draw: Callable[[Model, Tensor], Tensor]) -> None:
+    layers = nn.Sequential(nn.Linear(8, 8), Factor(draw))
+    before = states(layers[1].source)
+    with pytest.raises(CaptureError, match=r'layer "1\.Factor"'):
+        profile_layers(layers, (torch.ones(4, 8),), loss=torch.sum)
+    assert states(layers[1].source) == before
+
+
+@pytest.mark.parametrize("draw", [rand, randn, torch_seeded_inside])
+def test_layers_replay_own_generators(draw: Callable[[Model, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(Factor(draw) for _ in range(4)))
+    plain = nn.Sequential(*(Factor(draw) for _ in range(4)))
+    plain.load_state_dict(copy.deepcopy(layers.state_dict()))
+    before = OWN.get_state(), layers[0].source.generator.get_state()
+    graph = profile_layers(layers, (torch.ones(64, 8),), loss=torch.sum).graph
+    plan = plan_of_layers(graph, recompute_most(graph))
+    step = checkpointed(layers, plan, (torch.ones(64, 8),), loss=torch.sum)
+    assert torch.equal(OWN.get_state(), before[0])
+    assert torch.equal(layers[0].source.generator.get_state(), before[1])
+    for _ in range(3):
+        x = torch.randn(64, 8)
+        start = OWN.get_state()
+        expected = torch.sum(plain(x))
+        expected.backward()
+        wanted = OWN.get_state()
+        OWN.set_state(start)
+        found = step(x)
+        found.backward()
+        assert torch.equal(found, expected)
+        assert torch.equal(OWN.get_state(), wanted)
+        for ours, theirs in zip(layers.parameters(), plain.parameters(), strict=True):
+            assert ours.grad is theirs.grad is None or torch.equal(ours.grad, theirs.grad)
+
+
+def test_a_changed_environment_variable_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scale(model: Model, h: Tensor) -> Tensor:
+        return h * float(os.environ.get("SCALE", "2"))
+
+    step = checkpointed(Model(scale), "100%", (torch.ones(4, 8),), loss=torch.sum, costs="flops")
+    step(torch.ones(4, 8))
+    monkeypatch.setenv("SCALE", "3")
+    with pytest.raises(ExecutionError, match=r"os.environ\['SCALE'\] was None when the plan was made, is '3'"):
+        step(torch.ones(4, 8))

@@ -179,3 +179,30 @@ def test_what_eager_runs_as_one_kernel_is_one_operation(function: Callable[[Tens
     torch.manual_seed(0)
     module = Wrapped(function)
     check_like_autograd(module, recompute_most, ((torch.randn(16, 32),), {}))
+
+
+class Experts(nn.Module):
+    """A mixture of experts that multiplies the rows of each expert in one operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(16, 4)
+        self.weight = nn.Parameter(torch.randn(4, 16, 32) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        probability, expert = self.router(x).softmax(-1).max(-1)
+        order = expert.argsort(stable=True)
+        ends = (expert[:, None] == torch.arange(4)).sum(0).cumsum(0).to(torch.int32)
+        value = torch._grouped_mm(x[order], self.weight, offs=ends) * probability[order, None]
+        return (value * torch.linspace(-1, 1, value.numel()).view(value.shape)).sum()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_mixture_of_experts_keeps_its_one_operator(precision: Precision) -> None:
+    torch.manual_seed(0)
+    module = InPrecision(Experts(), precision)
+    args = (torch.randn(24, 16),)
+    check_like_autograd(module, recompute_most, (args, {}))
+    captured = capture(module, args)
+    assert captured.joint.route == "direct"
+    assert sum("grouped_mm" in operation.name for operation in captured.graph.operations) == 2

@@ -69,6 +69,7 @@ def eager_kernels() -> Iterator[None]:
         kernels[packet.input] = dict.fromkeys(_KEYS, _recurrent(packet.input))
     kernels[aten.mkldnn_rnn_layer.default] = {DispatchKey.Meta: _fake_lstm_layer}
     kernels[aten.mkldnn_rnn_layer_backward.default] = {DispatchKey.Meta: _fake_lstm_layer_backward}
+    kernels[aten._grouped_mm.default] = {DispatchKey.Meta: _fake_grouped_mm}
     with replaced_kernels(kernels):
         yield
 
@@ -196,3 +197,18 @@ def _fake_lstm_layer_backward(
     """Return the gradients of `aten.mkldnn_rnn_layer`; torch's own fake ones share the storage of the biases."""
     shapes = (value.shape, w.shape, v.shape, w.shape[:1], w.shape[:1], hidden.shape, cell.shape)
     return tuple(value.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+def _fake_grouped_mm(
+    a: Tensor, b: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the output of `aten._grouped_mm` in every dtype; torch's own fake one refuses all but bfloat16.
+
+    Where it is refused, transformers runs a mixture of experts with another operator.
+    """
+    if a.dim() == b.dim() == 2:
+        assert offsets is not None
+        shape = (*offsets.shape, a.shape[0], b.shape[1])
+    else:
+        shape = (*(a.shape[:1] if b.dim() == a.dim() else ()), a.shape[-2], b.shape[-1])
+    return a.new_empty(shape, dtype=dtype or a.dtype)

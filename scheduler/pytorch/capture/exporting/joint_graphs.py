@@ -30,12 +30,12 @@ from scheduler.pytorch.capture.descriptors import DescribedGraph, read_descripto
 from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, muted_logging
 from scheduler.pytorch.capture.exporting.eager_kernels import eager_kernels
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
-from scheduler.pytorch.capture.exporting.outside_draws import OutsideDraws
 from scheduler.pytorch.capture.failures import at_line, check_observers, check_runs, describe_failure
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
 from scheduler.pytorch.capture.operators import storage_key
+from scheduler.pytorch.capture.outside_draws import OutsideDraws
 from scheduler.pytorch.capture.rewriting import rewrite
 from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.measurement.rng import kept_generators
@@ -76,8 +76,9 @@ def export_joint(
                 exported = _export(step, tensors)
         except Exception as direct:  # torch raises errors of many kinds here
             draws.check(functools.partial(_export, step, tensors))
-            if changed := attributes.changed():
+            if changed := attributes.changed() | draws.changed_values():
                 attributes.restore()
+                draws.put_back()
                 check_runs(core, name, args, kwargs, [core])
                 raise CaptureError(describe_kept([*changed]) + at_line(direct)) from direct
             route = "dynamo"
@@ -89,6 +90,7 @@ def export_joint(
             except Exception as error:
                 draws.check(lambda: None)
                 attributes.restore()
+                draws.put_back()
                 check_runs(core, name, args, kwargs, [core])
                 raise CaptureError(describe_failure(name, direct, error)) from error
             draws.check_dropped(dropped)

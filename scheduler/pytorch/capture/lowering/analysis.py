@@ -14,6 +14,7 @@ from scheduler.errors import CaptureError
 from scheduler.pytorch.capture.gradient_groups import group_gradients
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering.inplace import find_reuses
+from scheduler.pytorch.capture.lowering.storages import StorageSizes
 from scheduler.pytorch.capture.operators import (
     BATCH_NORMS,
     IN_PLACE,
@@ -105,12 +106,13 @@ class Analysis:
     groups_after: Mapping[fx.Node | None, tuple[tuple[int, ...], ...]]
 
 
-def analyze(joint: Joint, *, accumulate_gradients: bool) -> Analysis:
+def analyze(joint: Joint, sizes: StorageSizes, *, accumulate_gradients: bool) -> Analysis:
     """Return the facts about a joint graph.
 
     Parameters
     ----------
     joint : Joint
+    sizes : StorageSizes
     accumulate_gradients : bool
         Whether new gradients are added to existing ones.
 
@@ -131,7 +133,7 @@ def analyze(joint: Joint, *, accumulate_gradients: bool) -> Analysis:
     return Analysis(
         forward=forward,
         backward=tuple(node for node in calls if node in late),
-        variants=_find_variants(joint, [node for node in calls if node not in counters], late, norms),
+        variants=_find_variants(joint, [node for node in calls if node not in counters], late, norms, sizes),
         counters=counters,
         changed={old for old, _ in mutations},
         snapshots_before=_place_snapshots(mutations, forward),
@@ -195,9 +197,13 @@ def _is_private(node: fx.Node, old: object, new: fx.Node | None) -> bool:
 
 
 def _find_variants(
-    joint: Joint, calls: Sequence[fx.Node], late: Collection[fx.Node], norms: Mapping[fx.Node, BatchNorm]
+    joint: Joint,
+    calls: Sequence[fx.Node],
+    late: Collection[fx.Node],
+    norms: Mapping[fx.Node, BatchNorm],
+    sizes: StorageSizes,
 ) -> dict[fx.Node, Variant]:
-    reuses = {} if joint.functional else find_reuses(joint.module.graph, late)
+    reuses = {} if joint.functional else find_reuses(joint.module.graph, late, sizes)
     variants: dict[fx.Node, Variant] = {}
     for node in calls:
         target = cast("OpOverload", node.target)
@@ -205,7 +211,7 @@ def _find_variants(
             variants[node] = Variant(norm.update, node.args, node.kwargs, batch_norm=norm)
         elif reuse := reuses.get(node):
             variants[node] = Variant(reuse.target, reuse.args, reuse.kwargs, reuse.source, repeatable=False)
-        elif may_overwrite_input(node) and not joint.functional:
+        elif may_overwrite_input(node, sizes.of) and not joint.functional:
             source = cast("fx.Node", node.args[0])
             variants[node] = Variant(IN_PLACE[target], node.args, node.kwargs, source)
         else:

@@ -23,6 +23,7 @@ from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.locations import location
 from scheduler.pytorch.capture.lowering.analysis import Analysis, Mutation, Variant
 from scheduler.pytorch.capture.lowering.graph_builder import GraphBuilder
+from scheduler.pytorch.capture.lowering.storages import StorageSizes
 from scheduler.pytorch.capture.operators import (
     UPDATES,
     given_generator,
@@ -46,12 +47,13 @@ class Emitter:
     joint : Joint
     analysis : Analysis
         Of this joint graph.
+    sizes : StorageSizes
     """
 
-    def __init__(self, joint: Joint, analysis: Analysis) -> None:
+    def __init__(self, joint: Joint, analysis: Analysis, sizes: StorageSizes) -> None:
         self._joint = joint
         self._analysis = analysis
-        self._builder = GraphBuilder()
+        self._builder = GraphBuilder(sizes)
         self._resident: dict[str, fx.Node] = {}
         """Placeholder of each tensor that the step reads from outside."""
         self._beside: list[str] = []

@@ -13,11 +13,16 @@ from torch.fx.node import Argument
 from scheduler.errors import CaptureError
 from scheduler.graph import Graph, Operation, Phase, Role, Tensor
 from scheduler.pytorch.capture.instructions import Call, Instruction, Ref
+from scheduler.pytorch.capture.lowering.storages import StorageSizes
 from scheduler.pytorch.capture.operators import describe_call, storage_key
 
 
 class GraphBuilder:
     """Collect tensors and operations until `build`.
+
+    Parameters
+    ----------
+    sizes : StorageSizes
 
     Attributes
     ----------
@@ -27,7 +32,8 @@ class GraphBuilder:
         One per operation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: StorageSizes) -> None:
+        self._sizes = sizes
         self.tensor_of: dict[fx.Node, str] = {}
         self.instructions: list[Instruction] = []
         self._tensors: dict[str, Tensor] = {}
@@ -46,7 +52,7 @@ class GraphBuilder:
     def add_value(self, name: str, value: TorchTensor, *, role: Role = "activation") -> str:
         """Add a tensor on the storage of a fake tensor and return its name."""
         storage = self._storage_of.setdefault(storage_key(value), name)
-        return self.add_tensor(name, value.untyped_storage().nbytes(), storage, role=role)
+        return self.add_tensor(name, self._sizes.of(value), storage, role=role)
 
     def add_token(self, name: str, *, role: Role = "activation") -> str:
         """Add a tensor of zero bytes, which only orders operations, and return its name."""

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.fx.node import Argument
 
+from scheduler.pytorch.capture.lowering.storages import StorageSizes
 from scheduler.pytorch.capture.operators import aten, nodes_in, owner, storage_key
 
 OVER_FIRST = {
@@ -63,7 +64,7 @@ class Reuse:
     kwargs: dict[str, Argument]
 
 
-def find_reuses(graph: fx.Graph, backward: Collection[fx.Node]) -> dict[fx.Node, Reuse]:
+def find_reuses(graph: fx.Graph, backward: Collection[fx.Node], sizes: StorageSizes) -> dict[fx.Node, Reuse]:
     """Return the calls of the backward that can write over an input, with the way to do so.
 
     Parameters
@@ -72,6 +73,8 @@ def find_reuses(graph: fx.Graph, backward: Collection[fx.Node]) -> dict[fx.Node,
         Functional, that is, no call changes its inputs.
     backward : collection of Node
         The calls of the backward.
+    sizes : StorageSizes
+        An input is written over only if its storage is as large as that of the output.
     """
     storages: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -79,14 +82,14 @@ def find_reuses(graph: fx.Graph, backward: Collection[fx.Node]) -> dict[fx.Node,
             storages.setdefault(storage_key(node.meta["val"]), []).append(node)
     found = {}
     for node in graph.nodes:
-        for reuse in _candidates(node) if node in backward else ():
+        for reuse in _candidates(node, sizes) if node in backward else ():
             if _is_spent(reuse.source, node, storages[storage_key(reuse.source.meta["val"])], backward):
                 found[node] = reuse
                 break
     return found
 
 
-def _candidates(node: fx.Node) -> Iterator[Reuse]:
+def _candidates(node: fx.Node, sizes: StorageSizes) -> Iterator[Reuse]:
     """Yield the ways in which a call could write over an input with the layout of its output."""
     target = _target_over_first(node)
     if target is None:
@@ -96,7 +99,7 @@ def _candidates(node: fx.Node) -> Iterator[Reuse]:
         orders.append(node.args[::-1])
     for args in orders:
         source = args[0]
-        if isinstance(source, fx.Node) and _layout(source) == _layout(node):
+        if isinstance(source, fx.Node) and _layout(source, sizes) == _layout(node, sizes):
             into: dict[str, Argument] = {a.name: source for a in target._schema.arguments if a.is_out}
             yield Reuse(source, target, args, node.kwargs | into)
 
@@ -110,11 +113,11 @@ def _target_over_first(node: fx.Node) -> OpOverload | None:
     return found
 
 
-def _layout(node: fx.Node) -> tuple[object, ...]:
+def _layout(node: fx.Node, sizes: StorageSizes) -> tuple[object, ...]:
     value = node.meta["val"]
     if not isinstance(value, Tensor):
         return (value,)
-    return value.shape, value.stride(), value.dtype, value.device, value.untyped_storage().nbytes()
+    return value.shape, value.stride(), value.dtype, value.device, sizes.of(value)
 
 
 def _is_spent(source: fx.Node, node: fx.Node, sharing: Sequence[fx.Node], backward: Collection[fx.Node]) -> bool:

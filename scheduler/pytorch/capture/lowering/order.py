@@ -22,9 +22,10 @@ from scheduler.pytorch.capture.instructions import Lowered
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering.analysis import analyze
 from scheduler.pytorch.capture.lowering.emitters import Emitter
+from scheduler.pytorch.capture.lowering.storages import StorageSizes
 
 
-def lower(joint: Joint, memory: DeviceMemory, *, name: str) -> Lowered:
+def lower(joint: Joint, memory: DeviceMemory, sizes: StorageSizes, *, name: str) -> Lowered:
     """Return the joint graph as a `Graph` of operations without times, with the instruction of each.
 
     Parameters
@@ -32,6 +33,8 @@ def lower(joint: Joint, memory: DeviceMemory, *, name: str) -> Lowered:
     joint : Joint
     memory : DeviceMemory
         The memory that the device holds in addition to the step.
+    sizes : StorageSizes
+        What the storages of this joint graph hold at run time.
     name : str
         Name of the graph.
 
@@ -40,8 +43,8 @@ def lower(joint: Joint, memory: DeviceMemory, *, name: str) -> Lowered:
     CaptureError
         If a forward operation needs a value of the backward.
     """
-    analysis = analyze(joint, accumulate_gradients=memory.accumulate_gradients)
-    emit = Emitter(joint, analysis)
+    analysis = analyze(joint, sizes, accumulate_gradients=memory.accumulate_gradients)
+    emit = Emitter(joint, analysis, sizes)
     emit.resident_tensors(memory)
     for call in analysis.forward:
         for old in analysis.snapshots_before.get(call, ()):

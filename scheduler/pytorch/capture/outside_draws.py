@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from scheduler.errors import CaptureError
+from scheduler.pytorch.capture.module_state import describe_kept
 from scheduler.pytorch.guards.draw_lines import (
     Draw,
     first_change,
@@ -21,6 +22,7 @@ from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
 
 _ONCE = "a capture takes it once, and every later step would use the same value"
+_RECOMPUTED = "to recompute the layer takes another value than its first run"
 _AS_ARGUMENT = "take it outside of the step and pass what depends on it as a tensor argument"
 
 
@@ -31,9 +33,15 @@ class OutsideDraws:
     ----------
     module : nn.Module
     loss : callable or None
+    layer : str
+        Name of the layer that is run, "" if a whole step is captured. A layer may seed torch's
+        generators: it does so again when it is recomputed.
     """
 
-    def __init__(self, module: nn.Module, loss: object) -> None:
+    def __init__(self, module: nn.Module, loss: object, layer: str = "") -> None:
+        self._layer = layer
+        self._subject = f'layer "{layer}"' if layer else "the step"
+        self._why = _RECOMPUTED if layer else _ONCE
         self._read = ReadNames(module, loss)
         self._states = OutsideStates(module, loss, self._read)
         self._mentions_unseen = mentions_unseen_sources(self._read)
@@ -48,6 +56,10 @@ class OutsideDraws:
             yield
         finally:
             self._states.end()
+
+    def put_back(self) -> None:
+        """Put all states back before the end of `kept`."""
+        self._states.end()
 
     @contextlib.contextmanager
     def recorded(self, *, by_dynamo: bool = False) -> Iterator[None]:
@@ -75,17 +87,24 @@ class OutsideDraws:
         CaptureError
             With the line of the user's code and the source.
         """
-        if changed := [state for state in self._states.changed() if not state.is_value]:
+        changed = [state for state in self._states.changed() if not state.is_value and self._matters(state.owner)]
+        if changed:
             self._states.repeat()
             found = first_change(again, changed)
             if found is None and len(sys.modules) == self._modules:
                 found = Draw(changed[0].name, None)
             if found is not None:  # else a first import drew
-                raise CaptureError(_describe(next(s for s in changed if s.name == found.source), found))
-        if self._recorded:
-            first = self._recorded[0]
-            advice = "seed it outside of the step" if "torch.Generator" in first.source else _AS_ARGUMENT
-            raise CaptureError(f"the step depends on {first.source}{_at(first)}: {_ONCE}. To train it, {advice}")
+                raise CaptureError(self._describe(next(s for s in changed if s.name == found.source), found))
+        recorded = [draw for draw in self._recorded if self._matters(draw.owner)]
+        if recorded:
+            first = recorded[0]
+            advice = "seed it outside of the step" if isinstance(first.owner, torch.Generator) else _AS_ARGUMENT
+            raise CaptureError(
+                f"{self._subject} depends on {first.source}{_at(first)}: {self._why}. To train it, {advice}"
+            )
+
+    def _matters(self, owner: object) -> bool:
+        return not self._layer or not isinstance(owner, torch.Generator)
 
     def check_dropped(self, names: Sequence[str]) -> None:
         """Refuse a capture by TorchDynamo that saw a generator, an iterator or a counter advance.
@@ -101,7 +120,7 @@ class OutsideDraws:
         """
         for name in names:
             for state in self._states.named(name):
-                raise CaptureError(_describe(state, Draw(state.name, line_that_mentions(name, self._read))))
+                raise CaptureError(self._describe(state, Draw(state.name, line_that_mentions(name, self._read))))
 
     def check_generators(self, exported: fx.GraphModule) -> None:
         """Refuse a step that draws from a generator which it makes anew each time.
@@ -115,28 +134,42 @@ class OutsideDraws:
             if isinstance(generator, torch.Generator) and not self._states.owns(generator):
                 line = line_that_mentions("Generator", self._read)
                 raise CaptureError(
-                    f"the step creates the torch.Generator that it draws from{_at(Draw('', line))}, so a plan would go"
-                    " on with the first one. Create it once, as an attribute of the model, and seed it outside of the"
-                    " step"
+                    f"{self._subject} creates the torch.Generator that it draws from{_at(Draw('', line))}, so a plan"
+                    " would go on with the first one. Create it once, as an attribute of the model, and seed it outside"
+                    " of the step"
                 )
+
+    @property
+    def own_generators(self) -> list[torch.Generator]:
+        """The user's own generators of torch among what the step can reach."""
+        return self._states.own_generators
+
+    def check_values(self) -> None:
+        """Refuse a run that changed plain values, such as counters in objects.
+
+        Raises
+        ------
+        CaptureError
+        """
+        if changed := self.changed_values():
+            raise CaptureError(f"{self._subject}: {describe_kept([*changed])}")
 
     def changed_values(self) -> dict[str, object]:
         """Return the plain values outside of modules that the capture changed, by name."""
         return {state.name: state.read() for state in self._states.changed() if state.is_value}
 
-
-def _describe(state: OutsideState, draw: Draw) -> str:
-    if isinstance(state.owner, torch.Generator):
-        return (
-            f"the step sets the seed or the state of {state.name}{_at(draw)}, which a plan does not repeat:"
-            " seed it outside of the step"
-        )
-    if state.is_random:
-        return (
-            f"the step draws from {state.name}{_at(draw)}: {_ONCE}. Draw with torch instead, for example"
-            f" torch.rand(()), also with a torch.Generator of your own; or {_AS_ARGUMENT}"
-        )
-    return f"the step advances {state.name}{_at(draw)}: {_ONCE}. To train it, {_AS_ARGUMENT}"
+    def _describe(self, state: OutsideState, draw: Draw) -> str:
+        if isinstance(state.owner, torch.Generator):
+            return (
+                f"{self._subject} sets the seed or the state of {state.name}{_at(draw)}, which a plan does not repeat:"
+                " seed it outside of the step"
+            )
+        if state.is_random:
+            return (
+                f"{self._subject} draws from {state.name}{_at(draw)}: {self._why}. Draw with torch instead, for example"
+                f" torch.rand(()), also with a torch.Generator of your own; or {_AS_ARGUMENT}"
+            )
+        return f"{self._subject} advances {state.name}{_at(draw)}: {self._why}. To train it, {_AS_ARGUMENT}"
 
 
 def _at(draw: Draw) -> str:

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.pytorch.models.catalog import make_model
+from scheduler.pytorch.training import compare_training
+from tests.support.pytorch.small_models import SMALL
+
+
+def test_a_captured_step_slower_than_plain_by_more_than_noise_is_reported():
+    report = compare_training(make_model("convnet", **SMALL["convnet"]), "80%", steps=1, costs="flops", solver="greedy")
+    assert report.captured_time_overhead is not None
+    assert report.time_noise >= 0
+    assert replace(report, captured_time_overhead=0.2, time_noise=0.1).captured_step_is_slower
+    assert not replace(report, captured_time_overhead=0.2, time_noise=0.3).captured_step_is_slower
+    assert not replace(report, captured_time_overhead=-0.2, time_noise=0.0).captured_step_is_slower
+    assert report.to_dict("plan.json")["captured_time_overhead"] == report.captured_time_overhead
+
+
+def test_layers_have_no_captured_step():
+    case = make_model("convnet", **SMALL["convnet"])
+    report = compare_training(case, "90%", steps=1, granularity="layers")
+    assert report.captured_time_overhead is None
+    assert not report.captured_step_is_slower
