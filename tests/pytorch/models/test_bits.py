@@ -151,8 +151,10 @@ def test_an_lstm_is_one_operation_per_layer_and_direction(shape: Shape) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
 def test_a_network_that_eager_unrolls_keeps_its_dropout_between_layers(kind: type[nn.RNNBase], shape: Shape) -> None:
-    torch.manual_seed(0)
-    check_like_autograd(Recurrent(kind, shape), recompute_most, ((torch.randn(3, 2, 8),), {}))
+    for precision in PRECISIONS:
+        torch.manual_seed(0)
+        module = InPrecision(Recurrent(kind, shape), precision)
+        check_like_autograd(module, recompute_most, ((torch.randn(3, 2, 8),), {}))
 
 
 def test_an_lstm_that_onednn_does_not_run_is_unrolled_as_in_eager() -> None:
@@ -206,3 +208,32 @@ def test_a_mixture_of_experts_keeps_its_one_operator(precision: Precision) -> No
     captured = capture(module, args)
     assert captured.joint.route == "direct"
     assert sum("grouped_mm" in operation.name for operation in captured.graph.operations) == 2
+
+
+class Repeated(nn.Module):
+    """A linear layer that is used several times, in regions of autocast of which each has a cache of its own."""
+
+    def __init__(self, regions: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.regions = regions
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.regions):
+            with torch.autocast("cpu", torch.bfloat16):
+                x = self.linear(self.linear(x).relu()).float()
+        return (x * self.linear.weight.to(torch.bfloat16).sum() * torch.linspace(-1, 1, 16)).sum()
+
+
+@pytest.mark.parametrize("regions", [1, 2])
+@pytest.mark.parametrize("around", [False, True])
+def test_autocast_casts_a_parameter_once_per_region(regions: int, around: bool) -> None:
+    torch.manual_seed(0)
+    module = InPrecision(Repeated(regions), "autocast") if around else Repeated(regions)
+    args = (torch.randn(8, 16),)
+    check_like_autograd(module, recompute_most, (args, {}))
+    check_like_autograd(InPrecision(Repeated(regions), "float32"), recompute_most, (args, {}))
+    names = [operation.name for operation in capture(module, args).graph.operations if operation.phase == "forward"]
+    # Weight and bias, once per region; the weight that the model casts itself; the input of each region, the outputs.
+    casts = [name for name in names if "_to_copy" in name]
+    assert len(casts) == 2 * (1 if around else regions) + 1 + 2 * regions

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -70,8 +70,58 @@ def eager_kernels() -> Iterator[None]:
     kernels[aten.mkldnn_rnn_layer.default] = {DispatchKey.Meta: _fake_lstm_layer}
     kernels[aten.mkldnn_rnn_layer_backward.default] = {DispatchKey.Meta: _fake_lstm_layer_backward}
     kernels[aten._grouped_mm.default] = {DispatchKey.Meta: _fake_grouped_mm}
-    with replaced_kernels(kernels):
-        yield
+    with _parameters_cast_once() as cast_once:
+        kernels[aten._to_copy.default] = {DispatchKey.Autograd: cast_once}
+        with replaced_kernels(kernels):
+            yield
+
+
+@contextlib.contextmanager
+def _parameters_cast_once() -> Iterator[Callable[..., Tensor]]:
+    """Yield a kernel of `aten._to_copy` by which autocast casts a parameter once per region, as eager does.
+
+    Tracing turns the cache of autocast off. Without it, a parameter that is used several times is
+    cast as often, and its gradients are added up in its own dtype, not in the lower one.
+    """
+    operator = aten._to_copy.default
+    is_cached = torch.is_autocast_cache_enabled()
+    casts: dict[tuple[int, torch.dtype | None], tuple[Tensor, Tensor]] = {}
+    enabled = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
+    clear, enable = torch.clear_autocast_cache, torch.set_autocast_enabled
+
+    def cast_once(value: Tensor, *, dtype: torch.dtype | None = None, **options: object) -> Tensor:
+        key, device = (id(value), dtype), value.device.type
+        # Inside the kernel that casts an operator's arguments, autocast is off.
+        is_autocast = enabled.get(device, False) and not torch.is_autocast_enabled(device)
+        is_kept = is_cached and is_autocast and dtype == torch.get_autocast_dtype(device)
+        if is_kept and key in casts:
+            return casts[key][1]
+        with replaced_kernels({operator: {DispatchKey.Autograd: None}}):
+            result = cast("Tensor", operator(value, dtype=dtype, **options))
+        if is_kept and _is_cached_by_autocast(value):
+            casts[key] = value, result
+        return result
+
+    def clear_all() -> None:  # called where the outermost region of autocast ends
+        casts.clear()
+        clear()
+
+    def note_and_enable(*arguments: Any) -> None:
+        device, is_enabled = arguments if len(arguments) == 2 else ("cuda", *arguments)
+        enabled[device] = is_enabled
+        enable(device, is_enabled)
+
+    torch.clear_autocast_cache, torch.set_autocast_enabled = clear_all, note_and_enable  # type: ignore[assignment]
+    try:
+        yield cast_once
+    finally:
+        torch.clear_autocast_cache, torch.set_autocast_enabled = clear, enable
+
+
+def _is_cached_by_autocast(value: Tensor) -> bool:
+    """Return whether autocast caches casts of a tensor: of leaves in float32 that require a gradient."""
+    is_leaf = value.is_leaf or type(value.grad_fn).__name__ == "Error"  # of what AOTAutograd wraps
+    return value.dtype == torch.float32 and value.requires_grad and is_leaf and not value._is_view()
 
 
 def _dropout(value: Tensor, p: float, train: bool) -> Tensor:
