@@ -137,6 +137,8 @@ def arguments_on_own_storages(node: fx.Node, bytes_of: Callable[[Tensor], int]) 
 
     def real(argument: fx.Node) -> Argument:
         value = argument.meta["val"]
+        if isinstance(value, torch.Generator):
+            return cast("Argument", torch.Generator(value.device))  # the user's own must not advance
         if not isinstance(value, Tensor):
             return cast("Argument", value)
         key = storage_key(value)
@@ -154,10 +156,7 @@ def arguments_on_own_storages(node: fx.Node, bytes_of: Callable[[Tensor], int]) 
 
 def _run(node: fx.Node, sizes: StorageSizes) -> list[int | None] | None:
     """Return the bytes of each output's storage after a run on data of its own, None if the call cannot be run."""
-    leaves = tree_leaves((node.args, node.kwargs))
-    if is_collective(node) or any(isinstance(leaf, torch.Generator) for leaf in leaves):
-        return None
-    if any(value.device.type == "meta" for value in (*_given(node), *_returned(node))):
+    if is_collective(node) or any(value.device.type == "meta" for value in (*_given(node), *_returned(node))):
         return None
     target = cast("OpOverload", node.target)
     try:
