@@ -164,6 +164,7 @@ def test_a_model_that_cannot_be_captured_trains_by_its_layers(
     assert measured["live_bytes"] <= predicted["live_bytes"] <= report["budget_bytes"]
     assert predicted["allocator_bytes"] is None
     assert report["losses"] == report["plain_losses"]
+    assert report["verification"] == {"is_equal": True, "gradients": 6, "buffers": 0, "first": "", "differences": []}
 
 
 def test_a_model_that_is_not_a_sequence_has_no_layers_to_trace(capsys: pytest.CaptureFixture[str]) -> None:

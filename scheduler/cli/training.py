@@ -146,6 +146,7 @@ def _print_training(report: TrainingReport, output: str) -> None:
     print(f"\n{'step':<8}{'loss, plain':>16}{'loss, with the plan':>22}")
     for number, (plain, planned) in enumerate(zip(report.plain_losses, report.losses, strict=True), 1):
         print(f"{number:<8}{plain:>16.6f}{planned:>22.6f}")
+    print(f"\n{report.verification.summary()}")
 
 
 def _pair(predicted: int | None, measured: int | None) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from scheduler.plan import Plan
 from scheduler.problem import save_everything
 from scheduler.pytorch.checkpointing import checkpointed
 from scheduler.pytorch.costs.operators import Costs
+from scheduler.pytorch.execute.verification import Verification
 from scheduler.pytorch.layerwise.profiling import profile_layers
 from scheduler.pytorch.measurement.memory import measure, measure_times, resident_tensors, training_step
 from scheduler.pytorch.models.catalog import LayeredCase, ModelCase
@@ -70,6 +71,8 @@ class TrainingReport:
         shortest, minus 1.
     losses, plain_losses : tuple of float
         The loss of each step, with the plan and in plain PyTorch.
+    verification : Verification
+        How one more step with the plan compares with a plain step, bit for bit.
     """
 
     plan: Plan
@@ -83,6 +86,7 @@ class TrainingReport:
     time_noise: float
     losses: tuple[float, ...]
     plain_losses: tuple[float, ...]
+    verification: Verification
 
     @property
     def captured_step_is_slower(self) -> bool:
@@ -109,6 +113,7 @@ class TrainingReport:
             "gap": self.plan.gap,
             "losses": list(self.losses),
             "plain_losses": list(self.plain_losses),
+            "verification": self.verification.to_dict(),
             "plan": path,
         }
 
@@ -154,6 +159,8 @@ def compare_training(
     progress(f"training {steps} steps with the plan and without")
     plain_losses = _train(plain, case, steps, with_loss=True)
     losses = _train(planned, case, steps, with_loss=False)
+    progress("verifying a step")
+    verification = planned.verify(*case.args, **dict(case.kwargs))
     progress("measuring")
     plain_step = training_step(plain, case.args, case.kwargs, loss=case.loss)
     planned_step = training_step(planned, case.args, case.kwargs)
@@ -174,6 +181,7 @@ def compare_training(
         time_noise=noise,
         losses=losses,
         plain_losses=plain_losses,
+        verification=replace(verification, outputs=None),
     )
 
 

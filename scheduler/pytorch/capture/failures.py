@@ -59,6 +59,45 @@ def check_runs(
             raise CaptureError(describe_reshaped([key[1] for key in changed]))
 
 
+def check_outputs(leaves: Iterable[object]) -> None:
+    """Refuse outputs with objects that hold tensors, such as dataclasses: a step returns tensors, and plain values.
+
+    Parameters
+    ----------
+    leaves : iterable of object
+        The leaves of the outputs, in torch's sense of a tree.
+
+    Raises
+    ------
+    CaptureError
+        If one of them holds a tensor.
+    """
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) and _holds_tensor(leaf):
+            kind = type(leaf).__name__
+            raise CaptureError(
+                f"the model returns an object of type {kind} that holds tensors, and a captured step cannot build such"
+                " an object: pass loss=, which takes the outputs as they are and returns one tensor, or return the"
+                f" tensors in tuples, lists and dicts, or call torch.utils._pytree.register_dataclass({kind}) if it is"
+                " a dataclass"
+            )
+
+
+def _holds_tensor(value: object, depth: int = 4) -> bool:
+    if isinstance(value, Tensor):
+        return True
+    if depth == 0 or isinstance(value, type | nn.Module):
+        return False
+    inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    slots = (getattr(value, name, None) for base in type(value).__mro__ for name in _slots_of(base))
+    return any(_holds_tensor(part, depth - 1) for part in (*inside, *slots, *getattr(value, "__dict__", {}).values()))
+
+
+def _slots_of(cls: type) -> tuple[str, ...]:
+    slots = vars(cls).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
 def check_observers(joint: Joint) -> None:
     """Refuse observers of a quantization-aware model that have not seen a batch yet.
 

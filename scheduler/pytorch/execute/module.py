@@ -146,8 +146,8 @@ class CheckpointedModule(nn.Module):
 
         Loss or outputs, gradients, buffers and random states are compared bit for bit; the model
         is put back after each run. In the end it is left as one planned step leaves it: with a
-        loss, gradients have been accumulated; without one, only the forward has run, and its
-        outputs are in the result. Verifying needs the memory of a step without a plan, and
+        loss, or a model that returns one number, gradients have been accumulated; otherwise only
+        the forward has run, and its outputs are in the result. Verifying needs the memory of a step without a plan, and
         takes the time of at least three steps.
 
         Parameters
@@ -177,7 +177,7 @@ class CheckpointedModule(nn.Module):
             )
         verification = found._compare(args, kwargs)
         outputs = found.runner.run(tensors)
-        if self.loss is not None and isinstance(outputs, Tensor):
+        if isinstance(outputs, Tensor) and verification.has_loss:
             outputs.backward()  # type: ignore[no-untyped-call]
             outputs = outputs.detach()
         return replace(verification, outputs=outputs)
@@ -193,7 +193,6 @@ class CheckpointedModule(nn.Module):
             kwargs,
             trained,
             held=held.values(),
-            has_loss=self.loss is not None,
             generators=OutsideStates(self.module, self.loss, read).states,
         )
         return comparison.verify(self.run_plain, lambda args, kwargs: self.runner.run(read_arguments(args, kwargs)[1]))

@@ -140,7 +140,7 @@ class Comparison:
     """Runs a step plainly and as planned on the same arguments, and leaves everything as it was.
 
     Gradients are computed, but not accumulated: existing ones stay, and no hook that waits for
-    an accumulated gradient runs. Without a loss, the incoming gradients are random numbers.
+    an accumulated gradient runs. If the step returns more than one number, the incoming gradients are random.
 
     Parameters
     ----------
@@ -152,7 +152,6 @@ class Comparison:
         Everything but the arguments that gets a gradient, by name.
     held : iterable of Tensor
         Tensors that the step may change, in addition to those of the module and the arguments.
-    has_loss : bool
     generators : sequence of OutsideState
         Generators of the user that the step draws from.
     """
@@ -165,13 +164,11 @@ class Comparison:
         trained: Mapping[str, Tensor],
         *,
         held: Iterable[Tensor],
-        has_loss: bool,
         generators: Sequence[OutsideState] = (),
     ) -> None:
         self._module = module
         self._signature, self._tensors = read_arguments(args, kwargs)
         self._trained = trained
-        self._has_loss = has_loss
         self._generators = generators
         self._state = State([module], [*self._tensors, *held], self._generators)
 
@@ -191,7 +188,7 @@ class Comparison:
             first=first,
             gradients=sum(value is not None for value in one.gradients.values()),
             buffers=len(one.buffers),
-            has_loss=self._has_loss,
+            has_loss="loss" in one.outputs,
         )
 
     def _record(self, run: Run) -> _Record:
@@ -201,7 +198,7 @@ class Comparison:
             outputs = run(*fill_arguments(self._signature, inputs))
             gradients = self._gradients(outputs, inputs)
             return _Record(
-                outputs=_named_outputs(outputs, has_loss=self._has_loss),
+                outputs=_named_outputs(outputs),
                 arguments={f"argument tensor {i}": _copied(tensor) for i, tensor in enumerate(inputs)},
                 buffers={f"buffer {name}": _copied(buffer) for name, buffer in self._module.named_buffers()},
                 parameters={
@@ -222,7 +219,9 @@ class Comparison:
         roots = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if not roots or not targets:
             return {}
-        incoming = [torch.ones_like(root) if self._has_loss else _random_like(root, i) for i, root in enumerate(roots)]
+        incoming = [
+            torch.ones_like(root) if _is_loss(outputs) else _random_like(root, i) for i, root in enumerate(roots)
+        ]
         found = torch.autograd.grad(roots, [*targets.values()], incoming, allow_unused=True)
         return {name: None if one is None else _copied(one) for name, one in zip(targets, found, strict=True)}
 
@@ -299,8 +298,8 @@ def _show(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _named_outputs(outputs: object, *, has_loss: bool) -> dict[str, object]:
-    if has_loss and isinstance(outputs, Tensor):
+def _named_outputs(outputs: object) -> dict[str, object]:
+    if isinstance(outputs, Tensor) and _is_loss(outputs):
         return {"loss": _copied(outputs)}
     leaves, spec = pytree.tree_flatten_with_path(outputs)
     named: dict[str, object] = {"structure of the outputs": str(spec)}
@@ -310,6 +309,10 @@ def _named_outputs(outputs: object, *, has_loss: bool) -> dict[str, object]:
         elif isinstance(leaf, bool | int | float | str):
             named[f"output{pytree.keystr(path)}"] = leaf
     return named
+
+
+def _is_loss(outputs: object) -> bool:
+    return isinstance(outputs, Tensor) and outputs.numel() == 1 and outputs.requires_grad
 
 
 def _separate(tensor: Tensor) -> Tensor:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.ao import quantization
+from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch import checkpointed, profile_layers, trace
@@ -180,3 +184,44 @@ def test_an_observer_among_layers_is_refused_until_it_has_its_shape():
         model(X)
     module = checkpointed(model, "100%", (X,), loss=torch.sum, granularity="layers", solver="save-all")
     assert module.verify(X).is_equal
+
+
+@dataclass
+class Pair:
+    first: Tensor
+    second: Tensor
+
+
+@dataclass
+class RegisteredPair:
+    first: Tensor
+    second: Tensor
+
+
+class Returns(nn.Module):
+    def __init__(self, make: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.make = make
+
+    def forward(self, x: Tensor) -> object:
+        h = self.linear(x)
+        return self.make(h.sin(), h)
+
+
+@pytest.mark.parametrize("make", [Pair, lambda a, b: (a, SimpleNamespace(cache=[b]))], ids=["dataclass", "object"])
+def test_an_object_with_tensors_among_the_outputs_is_refused_with_what_to_do(make):
+    with pytest.raises(
+        CaptureError, match=r"returns an object of type (Pair|SimpleNamespace).*pass loss=.*register_datac"
+    ):
+        checkpointed(Returns(make), "100%", (X,), **SAVE_ALL)
+
+
+def test_dataclass_outputs_work_with_a_loss_and_once_they_are_registered():
+    module = checkpointed(Returns(Pair), "100%", (X,), loss=lambda pair: pair.first.sum(), **SAVE_ALL)
+    assert module.verify(X).is_equal
+    pytree.register_dataclass(RegisteredPair)
+    module = checkpointed(Returns(RegisteredPair), "100%", (X,), **SAVE_ALL)
+    found = module.verify(X)
+    assert found.is_equal
+    assert isinstance(found.outputs, RegisteredPair)

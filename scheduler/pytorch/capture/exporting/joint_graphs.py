@@ -30,7 +30,7 @@ from scheduler.pytorch.capture.descriptors import DescribedGraph, read_descripto
 from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, muted_logging
 from scheduler.pytorch.capture.exporting.eager_kernels import eager_kernels
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
-from scheduler.pytorch.capture.failures import at_line, check_observers, check_runs, describe_failure
+from scheduler.pytorch.capture.failures import at_line, check_observers, check_outputs, check_runs, describe_failure
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
@@ -96,6 +96,7 @@ def export_joint(
             draws.check_dropped(dropped)
         draws.check(functools.partial(_export, step, tensors))
         draws.check_generators(exported)
+        check_outputs(step.output_leaves)
         counters = _check_state(attributes, draws, step, tensors, exported, route)
         rewrite(exported)
         joint = replace(_read_joint(exported, step, route), counters=counters)
