@@ -45,7 +45,7 @@ _WITHOUT_A_STEP = _CONSTRUCTION | {
 _READ_BY_NAME = frozenset({"delattr", "getattr", "hasattr", "attrgetter", "methodcaller"})
 _READ_EVERYTHING = frozenset({"__dict__", "asdict", "astuple", "eval", "exec", "fields", "globals", "vars"})
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_MOST_ENTRIES = 1000
+MOST_ENTRIES = 1000
 """Containers with more entries are not searched for code."""
 
 HOOKS = tuple(
@@ -124,7 +124,7 @@ class ReadNames:
             if not is_library(value.__name__):
                 self._add_scope(vars(value))
         elif isinstance(value, list | tuple | set | frozenset | deque | Mapping) and is_library(type(value).__module__):
-            if len(value) <= _MOST_ENTRIES:
+            if len(value) <= MOST_ENTRIES:
                 for entry in value.values() if isinstance(value, Mapping) else value:
                     self._add(entry)
         elif isinstance(value, operator.attrgetter | operator.methodcaller):
@@ -253,6 +253,23 @@ def mentioned(code: CodeType) -> tuple[str, ...]:
     read = {i.argval for i in dis.get_instructions(code) if i.opcode in dis.hasname and not _is_store(i.opname)}
     inner = (mentioned(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return (*(name for name in names if name in read), *(name for some in inner for name in some))
+
+
+def read_globals(function: FunctionType) -> set[str]:
+    """Return the globals that a function reads; a name that it only uses for attributes does not count."""
+    found = {*mentioned(function.__code__)}.intersection(function.__globals__)
+    doubtful = {name for name in found if not isinstance(function.__globals__[name], _UNAMBIGUOUS)}
+    return (found - doubtful) | (doubtful & _loaded_globals(function.__code__)) if doubtful else found
+
+
+_UNAMBIGUOUS = (FunctionType, type, ModuleType)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _loaded_globals(code: CodeType) -> frozenset[str]:
+    own = (str(i.argval) for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    inner = (_loaded_globals(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(own).union(*inner)
 
 
 def _is_store(opname: str) -> bool:

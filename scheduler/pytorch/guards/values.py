@@ -25,16 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scheduler.pytorch.guards.read_names import is_library, mentioned, slots_of, vars_of
+from scheduler.pytorch.guards.read_names import MOST_ENTRIES, is_library, mentioned, read_globals, slots_of, vars_of
 from scheduler.pytorch.torch_private import dict_versions
 
 _SCALARS = (
     int, float, complex, str, bytes, type(None), range, slice, frozenset, enum.Enum, np.generic, np.dtype,
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
 )  # fmt: skip
-_MOST_ENTRIES = 1000
-"""Containers with more entries are compared as a whole."""
-
 MOST_BYTES_COMPARED = 2**20
 """Largest NumPy array or other buffer that is compared at every call; a larger one that may be written is refused."""
 
@@ -263,7 +260,7 @@ def describe(value: object, names: AbstractSet[str], trail: Trail, within: tuple
     if known := trail.described(value):
         return known
     trail.add(value)
-    if isinstance(value, set) or (isinstance(value, _CONTAINERS) and len(value) > _MOST_ENTRIES):
+    if isinstance(value, set) or (isinstance(value, _CONTAINERS) and len(value) > MOST_ENTRIES):
         is_flat = not isinstance(value, dict) and all(isinstance(entry, _SCALARS) for entry in value)
         return Whole(copy.copy(value), by_value=True) if is_flat else Whole(value, by_value=False)
     inside = (*within, id(value))
@@ -287,7 +284,7 @@ def describe_parts(
 
 _CONTAINERS = (list, tuple, dict, deque, MappingProxyType)
 _BUFFERS = (np.ndarray, bytearray, memoryview, array.array, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
-_HOLDERS: dict[type, tuple[str, ...]] = {
+HOLDERS: dict[type, tuple[str, ...]] = {
     SimpleNamespace: (), argparse.Namespace: (), threading.local: (),
     UserDict: ("data",), UserList: ("data",), ChainMap: ("maps",),
 }  # fmt: skip
@@ -313,7 +310,7 @@ def is_followed(value: object) -> bool:
         return False  # what they hold is watched where it is read
     if isinstance(value, ModuleType):
         return not is_library(value.__name__)
-    if type(value) in _HOLDERS:
+    if type(value) in HOLDERS:
         return True
     return not is_library(type(value).__module__) and (hasattr(value, "__dict__") or hasattr(type(value), "__slots__"))
 
@@ -340,7 +337,7 @@ def attributes_of(value: object, names: AbstractSet[str]) -> Iterator[Part]:
     """Yield the attributes of an object that code which mentions `names` can read."""
     own = vars_of(value)
     passed = OF_EVERY_MODULE if isinstance(value, nn.Module) else frozenset()
-    for name in sorted(((own.keys() & names) - passed).union(_HOLDERS.get(type(value), ()))):
+    for name in sorted(((own.keys() & names) - passed).union(HOLDERS.get(type(value), ()))):
         yield Part(f".{name}", _entry_getter("__dict__", name), _entry_putter("__dict__", name))
     for base in type(value).__mro__:
         for name in slots_of(base):
@@ -363,8 +360,8 @@ def _was_computed(value: object, name: str) -> bool:
     return describe(cached.func(value), frozenset(), Trail()).difference(vars_of(value)[name], "") == ""
 
 
-def parts_of_function(function: FunctionType) -> Iterator[Part]:
-    """Yield what a function finds in its closure, in its defaults and among its globals."""
+def parts_of_function(function: FunctionType, *, with_globals: bool = True) -> Iterator[Part]:
+    """Yield what a function finds in its closure, in its defaults, among its attributes and among its globals."""
     for i, (name, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
         if _is_filled(cell):
             yield _cell(i, name)
@@ -372,7 +369,9 @@ def parts_of_function(function: FunctionType) -> Iterator[Part]:
         yield _default(i)
     for name in function.__kwdefaults__ or ():
         yield Part(name, _entry_getter("__kwdefaults__", name), _entry_putter("__kwdefaults__", name))
-    for name in sorted({*mentioned(function.__code__)}.intersection(function.__globals__)):
+    for name in sorted(vars(function).keys() & mentioned(function.__code__)):
+        yield Part(f".{name}", _entry_getter("__dict__", name), _entry_putter("__dict__", name))
+    for name in sorted(read_globals(function)) if with_globals else ():
         yield Part(name, _entry_getter("__globals__", name), _entry_putter("__globals__", name))
 
 
