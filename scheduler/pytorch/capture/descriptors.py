@@ -82,5 +82,5 @@ def _constants(module: fx.GraphModule) -> dict[fx.Node, Source]:
     for node in module.graph.find_nodes(op="get_attr"):
         name = str(node.target)
         node.meta.setdefault("val", getattr(module, name))
-        found[node] = Source("constant", (name,), read=functools.partial(getattr, module, name))
+        found[node] = Source("constant", (name,), reads=(functools.partial(getattr, module, name),))
     return found

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from scheduler.errors import CaptureError, SchedulerError
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.kept_state import kept_state
+from scheduler.pytorch.guards.read_names import MOST_ENTRIES
 from scheduler.pytorch.source_lines import line_of_error
 
 
@@ -148,6 +149,13 @@ def describe_failure(name: str, direct: Exception, dynamo: Exception) -> str:
     direct, dynamo : Exception
         What each way to capture it raised.
     """
+    if "convert all Tensors to FakeTensors" in f"{direct} {dynamo}":
+        return (
+            f"{name} cannot be captured as one graph{at_line(direct, dynamo)}: it reads a tensor that is held where a"
+            " later step would not find it again, such as in a set, an iterator, a weak reference or a container of"
+            f" more than {MOST_ENTRIES} entries. Pass it as an argument, or hold it in a variable, a list, a dict or an"
+            " attribute of an object"
+        )
     return (
         f"{name} cannot be captured as one graph{at_line(direct, dynamo)}."
         f" Traced directly: {type(direct).__name__}: {_first_lines(direct)}."

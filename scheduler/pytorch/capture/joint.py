@@ -26,23 +26,23 @@ class Source:
     ----------
     kind : "parameter", "buffer", "constant" or "input"
         A constant is a tensor attribute of a module that is neither parameter nor buffer, a
-        tensor that the loss finds in its closure or globals, or one that forward creates
-        from numbers.
+        tensor that forward or the loss finds in closures, globals, containers or objects, or
+        one that forward creates from numbers.
     names : tuple of str
         Qualified names of all attributes that hold it; for an input its path in the arguments.
     paths : tuple of str
         The same names seen from the pair of model (`module`) and loss (`loss`).
     position : int
         For an input its position among the distinct tensors in the arguments, else -1.
-    read : callable or None
-        Finds a constant that is not an attribute of model or loss.
+    reads : tuple of callable
+        Find the tensor in places other than the registered names; all must find the same one.
     """
 
     kind: SourceKind
     names: tuple[str, ...]
     paths: tuple[str, ...] = ()
     position: int = -1
-    read: Callable[[], Tensor] | None = None
+    reads: tuple[Callable[[], Tensor], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scheduler.errors import ExecutionError
-from scheduler.pytorch.capture.arguments import Signature
+from scheduler.pytorch.capture.arguments import Position, Signature, leaf_paths, tensor_paths
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,22 @@ class CallKey:
         if self.signature.spec != planned.signature.spec:
             return f"its arguments are {self.signature.spec}, but the plan has {planned.signature.spec}"
         if self.signature.leaves != planned.signature.leaves:
-            return f"its constants are {self.signature.leaves}, but the plan has {planned.signature.leaves}"
+            paths = leaf_paths(planned.signature)
+            found = zip(paths, self.signature.leaves, planned.signature.leaves, strict=True)
+            path, now, then = next(row for row in found if row[1] != row[2])
+            return f"{path} is {_show(now)}, but the plan has {_show(then)}"
         names = ("shape", "strides", "dtype", "device", "requires_grad")
         for number, (now, then) in enumerate(zip(self.tensors, planned.tensors, strict=True)):
             for name, a, b in zip(names, now, then, strict=True):
                 if a != b:
-                    return f"{name} of input tensor {number} is {a}, but the plan has {b}"
+                    path = tensor_paths(planned.signature)[number]
+                    return f"{name} of input tensor {path} is {a}, but the plan has {b}"
         return "its number of tensors differs"
+
+
+def _show(leaf: object) -> str:
+    """Return a leaf of a signature for a reader."""
+    return f"input tensor {leaf.number}" if isinstance(leaf, Position) else repr(leaf)
 
 
 def call_key(signature: Signature, tensors: Sequence[Tensor]) -> CallKey:

@@ -26,13 +26,11 @@ class Place:
     def __init__(self, module: nn.Module, source: Source) -> None:
         self.source = source
         self._holders: list[tuple[Mapping[str, Tensor], str]] = []
-        if source.kind == "input" or source.read is not None:
-            return
         for name in source.paths:
             path, _, key = name.rpartition(".")
             owner = module.get_submodule(path)
-            holder = {"parameter": owner._parameters, "buffer": owner._buffers, "constant": vars(owner)}
-            self._holders.append((holder[source.kind], key))  # type: ignore[arg-type]
+            held = owner._parameters if source.kind == "parameter" else owner._buffers
+            self._holders.append((held, key))  # type: ignore[arg-type]
 
     def find(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the tensor.
@@ -44,14 +42,18 @@ class Place:
         """
         if self.source.kind == "input":
             return inputs[self.source.position]
-        if self.source.read is not None:
-            return self.source.read()
-        holder, key = self._holders[0]
-        return holder[key]
+        if self._holders:
+            holder, key = self._holders[0]
+            return holder[key]
+        return self.source.reads[0]()
 
     def is_shared(self, tensor: Tensor) -> bool:
         """Return whether all names of the tensor still refer to this one."""
-        return len(self._holders) < 2 or all(holder[key] is tensor for holder, key in self._holders)
+        if len(self._holders) + len(self.source.reads) < 2:
+            return True
+        return all(holder[key] is tensor for holder, key in self._holders) and all(
+            read() is tensor for read in self.source.reads
+        )
 
 
 class TensorKeys:
@@ -81,10 +83,14 @@ class TensorKeys:
     def difference(self) -> str:
         """Return which tensor has another shape, dtype, device or requires_grad; "" if none has."""
         for place, key in self._planned:
-            tensor = place.find(())
+            try:
+                tensor = place.find(())
+                is_shared = place.is_shared(tensor)
+            except (LookupError, AttributeError, ValueError, TypeError) as error:
+                return f"{place.source.names[0]} was a tensor when the plan was made, and cannot be read now ({error})"
             if tensor_key(tensor) != key:
                 return f'{place.source.kind} "{place.source.names[0]}" is {tensor_key(tensor)}, but the plan has {key}'
-            if not place.is_shared(tensor):
+            if not is_shared:
                 return f"{', '.join(place.source.names)} were one tensor when the plan was made"
         self._note()
         if len(set(map(id, self._tensors))) != len(self._tensors):

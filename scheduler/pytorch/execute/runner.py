@@ -99,8 +99,8 @@ class _ProgramRunner:
         self._watch = watch
         self._settings = Settings()
         kept = [place for place in self._places.values() if place.source.kind != "input"]
-        self._registered = TensorKeys([place for place in kept if place.source.kind != "constant"])
-        self._constants = TensorKeys([place for place in kept if place.source.kind == "constant"])
+        self._registered = TensorKeys([place for place in kept if not place.source.reads])
+        self._held = TensorKeys([place for place in kept if place.source.reads])
         self._renewals = self._watch.renewals
         self._output_spec = captured.joint.output_spec
         self._output_leaves = captured.joint.output_leaves
@@ -110,9 +110,9 @@ class _ProgramRunner:
         if found := self._watch.difference() or self._settings.difference():
             return found
         if self._watch.renewals == self._renewals and self._registered.are_untouched():
-            return self._constants.difference()
+            return self._held.difference()
         self._renewals = self._watch.renewals
-        return self._registered.difference() or self._constants.difference()
+        return self._registered.difference() or self._held.difference()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return tensors that the step reads and that are neither arguments nor registered, by name."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from scheduler.pytorch.capture.arguments import fill_arguments, read_arguments
+from scheduler.pytorch.capture.arguments import fill_arguments, flatten, flatten_with_paths, read_arguments
 from scheduler.pytorch.capture.kept_state import RandomState, State
 from scheduler.pytorch.execute.first_difference import Recording, first_difference
 from scheduler.pytorch.guards.outside_states import OutsideState
@@ -216,7 +216,7 @@ class Comparison:
         """Return the gradients by name, in about the order in which the backward computes them."""
         targets = {f"gradient of {name}": tensor for name, tensor in reversed([*self._trained.items()])}
         targets |= {f"gradient of argument tensor {i}": x for i, x in enumerate(inputs) if x.requires_grad}
-        roots = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        roots = [leaf for leaf in flatten(outputs)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
         if not roots or not targets:
             return {}
         incoming = [
@@ -301,7 +301,7 @@ def _show(value: object) -> str:
 def _named_outputs(outputs: object) -> dict[str, object]:
     if isinstance(outputs, Tensor) and _is_loss(outputs):
         return {"loss": _copied(outputs)}
-    leaves, spec = pytree.tree_flatten_with_path(outputs)
+    leaves, spec = flatten_with_paths(outputs)
     named: dict[str, object] = {"structure of the outputs": str(spec)}
     for path, leaf in leaves:
         if isinstance(leaf, Tensor):

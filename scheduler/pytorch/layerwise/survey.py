@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
 from scheduler.errors import ExecutionError, InvalidOptionError
-from scheduler.pytorch.capture.constants import find_constants
+from scheduler.pytorch.capture.held_tensors import held_tensors
 from scheduler.pytorch.capture.outside_draws import OutsideDraws
 from scheduler.pytorch.layerwise.groups import Link, Saved, State, read_state
 from scheduler.pytorch.measurement.memory import storage_sizes
@@ -179,8 +179,8 @@ def _draws_of(name: str, part: LayerFunction) -> OutsideDraws:
 
 def _constants_of(part: LayerFunction) -> list[Tensor]:
     if isinstance(part, nn.Module):
-        return [holder.get() for _, _, holder in find_constants(part, None)]
-    return [holder.get() for _, _, holder in find_constants(nn.Module(), part)]
+        return [place.get() for place in held_tensors(part, None)]
+    return [place.get() for place in held_tensors(nn.Module(), part)]
 
 
 def storage_keys(tensors: Iterable[Tensor]) -> set[int]:

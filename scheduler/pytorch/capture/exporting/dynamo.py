@@ -6,15 +6,50 @@ import contextlib
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
 
 from scheduler.errors import CaptureError
+from scheduler.pytorch.capture.arguments import holds_objects
+from scheduler.pytorch.capture.exporting.flat_step import ModuleWithLoss
+
+
+class _Called(ModuleWithLoss):
+    """A module that keeps the arguments of its call: TorchDynamo accepts objects as attributes, not as arguments.
+
+    They are kept in containers, because the module that TorchDynamo returns has the same
+    attributes but is another one.
+    """
+
+    def __init__(self, core: ModuleWithLoss, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        super().__init__(core.module, core.loss)
+        self.args = [*args]
+        self.kwargs = {**kwargs}
+
+    def forward(self, *_: object, **__: object) -> object:
+        return super().forward(*self.args, **self.kwargs)
+
+    def with_arguments(self, captured: Callable[[], object]) -> Callable[..., object]:
+        """Return a captured forward that takes the arguments again."""
+
+        def forward(*args: object, **kwargs: object) -> object:
+            before = [*self.args], {**self.kwargs}
+            try:
+                self._keep(args, kwargs)
+                return captured()
+            finally:
+                self._keep(*before)
+
+        return forward
+
+    def _keep(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        self.args[:] = args
+        self.kwargs.update(kwargs)
 
 
 def capture_with_dynamo(
-    core: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+    core: ModuleWithLoss, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[nn.Module, list[str]]:
     """Return a module without Python control flow that does what `core` does with these arguments.
 
@@ -42,7 +77,13 @@ def capture_with_dynamo(
     }
     with torch._dynamo.config.patch(settings), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        captured: nn.Module = dynamo_graph_capture_for_export(core)(*args, **kwargs)
+        captured: nn.Module
+        if holds_objects((args, kwargs)):
+            called = _Called(core, args, kwargs)
+            captured = dynamo_graph_capture_for_export(called)()
+            captured.forward = called.with_arguments(captured.forward)
+        else:
+            captured = dynamo_graph_capture_for_export(core)(*args, **kwargs)
     effects = [str(warning.message) for warning in caught if "side effects" in str(warning.message)]
     if found := next((effect for effect in effects if "_buffers" in effect), ""):
         raise CaptureError(f"a buffer is replaced in forward, which TorchDynamo drops: {found}")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError
-from scheduler.pytorch.capture.arguments import Signature, fill_arguments
-from scheduler.pytorch.capture.constants import Holder, find_constants
+from scheduler.pytorch.capture.arguments import Signature, fill_arguments, flatten
+from scheduler.pytorch.capture.held_tensors import HeldTensor
 from scheduler.pytorch.capture.joint import TENSOR, Source, SourceKind
+from scheduler.pytorch.guards.tensors import TensorPlace
 
 
 class ModuleWithLoss(nn.Module):
@@ -34,8 +36,8 @@ class FlatStep(nn.Module):
 
     Every distinct parameter and buffer enters once, however many names it has, so that the
     gradients of tied weights are added inside the graph, in autograd's order. The tensors are
-    attributes `t0`, `t1`, ... of this module; while it runs, they replace the attributes of
-    `core` that they came from.
+    attributes `t0`, `t1`, ... of this module; while it runs, they are in the places that they
+    came from.
 
     Parameters
     ----------
@@ -43,7 +45,8 @@ class FlatStep(nn.Module):
         The model with its loss, or the module that TorchDynamo captured of both.
     signature : Signature
         The structure of the arguments.
-    loss : callable or None
+    held : sequence of HeldTensor
+        What the step reads besides registered tensors and arguments.
 
     Attributes
     ----------
@@ -55,7 +58,7 @@ class FlatStep(nn.Module):
         Positions of the outputs of the latest run that are copies of those of `core`.
     """
 
-    def __init__(self, core: nn.Module, signature: Signature, loss: object) -> None:
+    def __init__(self, core: nn.Module, signature: Signature, held: Sequence[HeldTensor]) -> None:
         super().__init__()
         self.__dict__["core"] = core  # not registered: the tensors belong to this module now
         self.signature = signature
@@ -65,13 +68,13 @@ class FlatStep(nn.Module):
         self.copied_outputs: list[int] = []
         self._attributes: dict[str, str] = {}
         """Attribute of this module for each qualified name in `core`."""
-        self._holders: dict[str, list[Holder]] = {}
-        """The places that hold each constant."""
+        self._places: list[tuple[TensorPlace, str]] = []
+        """Where each attribute belongs besides the registered names."""
         self._replaced: set[str] = set()
         """Attributes of constants in whose place forward puts another tensor."""
         self._adopt("parameter", core.named_parameters(remove_duplicate=False))
         self._adopt("buffer", core.named_buffers(remove_duplicate=False))
-        self._adopt_constants(core, loss)
+        self._adopt_held(held)
 
     def _adopt(self, kind: SourceKind, found: Iterable[tuple[str, Tensor]]) -> None:
         names: dict[int, list[str]] = {}
@@ -89,21 +92,27 @@ class FlatStep(nn.Module):
             self.sources[attribute] = Source(kind, short, tuple(names[key]))
             self._attributes.update(dict.fromkeys(names[key], attribute))
 
-    def _adopt_constants(self, core: nn.Module, loss: object) -> None:
-        seen: dict[int, str] = {}
-        for name, path, holder in find_constants(core, loss):
-            tensor = holder.get()
-            attribute = seen.setdefault(id(tensor), f"t{len(self.sources)}")
+    def _adopt_held(self, held: Sequence[HeldTensor]) -> None:
+        registered = {id(getattr(self, attribute)): attribute for attribute in self.sources}
+        taken = {name for source in self.sources.values() for name in source.names}
+        for found in held:
+            attribute = registered.get(id(found.tensor), f"t{len(self.sources)}")
             if attribute not in self.sources:
-                self.register_buffer(attribute, tensor)
-                self.sources[attribute] = Source("constant", (name,), path, read=None if path else holder.get)
-            self._holders.setdefault(attribute, []).append(holder)
+                if isinstance(found.tensor, nn.Parameter):
+                    self.register_parameter(attribute, found.tensor)
+                else:
+                    self.register_buffer(attribute, found.tensor)
+                first, *others = (place.name for place in found.places)
+                self.sources[attribute] = Source("constant", (_distinct(first, taken), *others))
+            reads = tuple(place.get for place in found.places)
+            self.sources[attribute] = replace(self.sources[attribute], reads=reads)
+            self._places += [(place, attribute) for place in found.places]
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
         args, kwargs = fill_arguments(self.signature, tensors)
         own = {name: getattr(self, attribute) for name, attribute in self._attributes.items()}
         outputs = self._run_core(args, kwargs, own)
-        flat, self.output_spec = pytree.tree_flatten(outputs)
+        flat, self.output_spec = flatten(outputs)
         self.output_leaves = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat)
         returned = [leaf for leaf in flat if isinstance(leaf, Tensor)]
         separate = _without_shared_gradients(returned, [*own.values(), *tensors])
@@ -114,16 +123,14 @@ class FlatStep(nn.Module):
         """Run `core` with our tensors in place of its parameters, buffers and constants."""
         core: nn.Module = self.__dict__["core"]
         with contextlib.ExitStack() as stack:
-            for attribute, holders in self._holders.items():
-                for holder in holders:
-                    stack.callback(holder.set, holder.get())
-                    holder.set(getattr(self, attribute))
+            for place, attribute in self._places:
+                stack.callback(place.put(getattr(self, attribute)))
             stack.enter_context(nn.utils.stateless._reparametrize_module(core, own))
             outputs = core(*args, **kwargs)
             _copy_replaced_buffers(core, own)
-            for attribute, holders in self._holders.items():
-                if any(holder.get() is not getattr(self, attribute) for holder in holders):
-                    self._replaced.add(attribute)
+            self._replaced.update(
+                attribute for place, attribute in self._places if not place.holds(getattr(self, attribute))
+            )
         return outputs
 
     def constants_read_and_replaced(self, exported: fx.GraphModule) -> list[str]:
@@ -131,6 +138,16 @@ class FlatStep(nn.Module):
         placeholders = exported.graph.find_nodes(op="placeholder")
         read = {getattr(node.meta["desc"], "target", None) for node in placeholders if node.users}
         return [self.sources[attribute].names[0] for attribute in sorted(self._replaced & read)]
+
+
+def _distinct(name: str, taken: set[str]) -> str:
+    """Return a name, with a number if it is taken."""
+    number, distinct = 1, name
+    while distinct in taken:
+        number += 1
+        distinct = f"{name} ({number})"
+    taken.add(distinct)
+    return distinct
 
 
 def _copy_replaced_buffers(core: nn.Module, own: dict[str, Tensor]) -> None:

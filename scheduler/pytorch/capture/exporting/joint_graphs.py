@@ -31,6 +31,7 @@ from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, mute
 from scheduler.pytorch.capture.exporting.eager_kernels import eager_kernels
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
 from scheduler.pytorch.capture.failures import at_line, check_observers, check_outputs, check_runs, describe_failure
+from scheduler.pytorch.capture.held_tensors import held_tensors, kept_separate
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
@@ -68,9 +69,15 @@ def export_joint(
     _check_module(module, tensors)
     core, name = ModuleWithLoss(module, loss), type(module).__name__
     draws = OutsideDraws(module, loss)
-    with _untouched(module) as attributes, draws.kept(), torch.enable_grad(), muted_logging():
+    with (
+        kept_separate(held_tensors(module, loss), module, loss) as held,
+        _untouched(module) as attributes,
+        draws.kept(),
+        torch.enable_grad(),
+        muted_logging(),
+    ):
         route: Route = "direct"
-        step = FlatStep(core, signature, loss)
+        step = FlatStep(core, signature, held)
         try:
             with noted_locations(module), draws.recorded():
                 exported = _export(step, tensors)
@@ -85,7 +92,7 @@ def export_joint(
             try:
                 with draws.recorded(by_dynamo=True):
                     captured, dropped = capture_with_dynamo(core, args, kwargs)
-                step = FlatStep(captured, signature, loss)
+                step = FlatStep(captured, signature, held)
                 exported = _export(step, tensors)
             except Exception as error:
                 draws.check(lambda: None)
@@ -122,7 +129,7 @@ def export_graph(module: fx.GraphModule, args: Sequence[object]) -> Joint:
         If the graph cannot be planned; the message says why.
     """
     signature, tensors = read_arguments(args, {})
-    step = FlatStep(ModuleWithLoss(module, None), signature, None)
+    step = FlatStep(ModuleWithLoss(module, None), signature, ())
     # TorchDynamo's own context would make sizes symbolic here.
     with torch._guards.tracing(None), _untouched(module), torch.enable_grad():
         exported = _export(step, tensors)
@@ -172,6 +179,7 @@ def _read_joint(exported: fx.GraphModule, step: FlatStep, route: Route) -> Joint
     """Return an exported graph with the meaning of its inputs and outputs."""
     described = read_descriptors(exported)
     sources = {**_sources(described, step), **described.constants}
+    _drop_unread(exported, sources)
     tangents = _tangents(described, sources)
     outputs, mutations = _outputs_and_mutations(described)
     if not described.gradients:
@@ -204,6 +212,14 @@ def _sources(described: DescribedGraph, step: FlatStep) -> dict[fx.Node, Source]
         else:
             raise CaptureError(f"the captured graph has an input that cannot be planned: {description}")
     return sources
+
+
+def _drop_unread(exported: fx.GraphModule, sources: dict[fx.Node, Source]) -> None:
+    """Remove the placeholders of tensors that code might have read, and does not."""
+    for node, source in [*sources.items()]:
+        if source.kind == "constant" and not node.users:
+            exported.graph.erase_node(node)
+            del sources[node]
 
 
 def _tangents(described: DescribedGraph, sources: Mapping[fx.Node, Source]) -> dict[fx.Node, int]:
