@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from scheduler.pytorch.guards.parts import HOLDERS
 from scheduler.pytorch.guards.read_names import is_library, slots_of
-from scheduler.pytorch.guards.values import HOLDERS
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scheduler.pytorch.guards.parts import Part, attributes_of, is_followed, parts_of, parts_of_function
 from scheduler.pytorch.guards.read_names import ReadNames, is_installed, name_of
-from scheduler.pytorch.guards.values import Part, attributes_of, is_followed, parts_of, parts_of_function
 
 _SEED = 0x5EED0FAC
 """Seed of the disturbed states. A capture that seeds a generator itself shows, because nobody else uses this seed."""

@@ -10,14 +10,8 @@ from types import FunctionType
 
 from torch import Tensor, nn
 
+from scheduler.pytorch.guards.parts import Part, attributes_of, is_followed, parts_of, parts_of_function
 from scheduler.pytorch.guards.read_names import MOST_ENTRIES, ReadNames, is_installed, is_library, name_of
-from scheduler.pytorch.guards.values import (
-    Part,
-    attributes_of,
-    is_followed,
-    parts_of,
-    parts_of_function,
-)
 
 MISSING = (LookupError, AttributeError, ValueError)
 """What getting a value from a place raises if there is none any more."""

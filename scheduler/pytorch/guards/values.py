@@ -7,25 +7,24 @@ device; everything else must stay equal.
 
 from __future__ import annotations
 
-import argparse
 import array
 import copy
 import ctypes
 import enum
 import functools
-import threading
-from collections import ChainMap, UserDict, UserList, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import is_
-from types import FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
+from types import MappingProxyType, MethodType
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from scheduler.pytorch.guards.read_names import MOST_ENTRIES, is_library, mentioned, read_globals, slots_of, vars_of
+from scheduler.pytorch.guards.parts import CONTAINERS, Part, is_followed, parts_of
+from scheduler.pytorch.guards.read_names import MOST_ENTRIES, slots_of, vars_of
 from scheduler.pytorch.torch_private import dict_versions
 
 _SCALARS = (
@@ -34,28 +33,6 @@ _SCALARS = (
 )  # fmt: skip
 MOST_BYTES_COMPARED = 2**20
 """Largest NumPy array or other buffer that is compared at every call; a larger one that may be written is refused."""
-
-OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training", "_compiled_call_impl"}
-"""Attributes that every module has: tensors, submodules and hooks are watched by themselves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A value inside another one.
-
-    Attributes
-    ----------
-    text : str
-        How the part is written after the value that holds it: `.tau`, `["y"]`.
-    get : callable
-        Returns the part of a value. Raises LookupError, AttributeError or ValueError if there is none.
-    put : callable
-        Replaces the part. Returns the value itself, or a copy of a value that cannot be changed.
-    """
-
-    text: str
-    get: Callable[[object], object]
-    put: Callable[[object, object], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +237,12 @@ def describe(value: object, names: AbstractSet[str], trail: Trail, within: tuple
     if known := trail.described(value):
         return known
     trail.add(value)
-    if isinstance(value, set) or (isinstance(value, _CONTAINERS) and len(value) > MOST_ENTRIES):
+    if isinstance(value, set) or (isinstance(value, CONTAINERS) and len(value) > MOST_ENTRIES):
         is_flat = not isinstance(value, dict) and all(isinstance(entry, _SCALARS) for entry in value)
         return Whole(copy.copy(value), by_value=True) if is_flat else Whole(value, by_value=False)
     inside = (*within, id(value))
     parts = tuple(describe_parts(value, parts_of(value, names), names, trail, inside))
-    length = len(value) if isinstance(value, _CONTAINERS) else -1
+    length = len(value) if isinstance(value, CONTAINERS) else -1
     node = Parts(type(value), parts, length, names, vars_of(value).keys() & names)
     trail.nodes[id(value)] = (value, node)
     return node
@@ -282,13 +259,7 @@ def describe_parts(
             raise TooLargeError(part.text + error.path, error.size_bytes) from None
 
 
-_CONTAINERS = (list, tuple, dict, deque, MappingProxyType)
 _BUFFERS = (np.ndarray, bytearray, memoryview, array.array, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
-HOLDERS: dict[type, tuple[str, ...]] = {
-    SimpleNamespace: (), argparse.Namespace: (), threading.local: (),
-    UserDict: ("data",), UserList: ("data",), ChainMap: ("maps",),
-}  # fmt: skip
-"""Classes of the standard library whose objects are looked into, and what their methods read."""
 
 
 def _is_constant(value: object) -> bool:
@@ -300,161 +271,6 @@ def _content(value: object) -> object:
     if isinstance(value, np.ndarray):
         return (value.shape, value.dtype, value.tolist() if value.dtype.hasobject else value.tobytes())
     return bytes(memoryview(value))  # type: ignore[arg-type]
-
-
-def is_followed(value: object) -> bool:
-    """Return whether the parts of a value are looked at, and not only which object it is."""
-    if isinstance(value, (*_CONTAINERS, set, functools.partial, MethodType, nn.Module)):
-        return True
-    if isinstance(value, type | FunctionType):
-        return False  # what they hold is watched where it is read
-    if isinstance(value, ModuleType):
-        return not is_library(value.__name__)
-    if type(value) in HOLDERS:
-        return True
-    return not is_library(type(value).__module__) and (hasattr(value, "__dict__") or hasattr(type(value), "__slots__"))
-
-
-def parts_of(value: object, names: AbstractSet[str]) -> Iterator[Part]:
-    """Yield the parts of a value that code which mentions `names` can read."""
-    if isinstance(value, _CONTAINERS):
-        yield from map(_item, value if isinstance(value, dict | MappingProxyType) else range(len(value)))
-        if not is_library(type(value).__module__):
-            yield from attributes_of(value, names)
-    elif isinstance(value, MethodType):
-        yield Part("", lambda method: method.__self__, _keep)  # type: ignore[attr-defined]
-    elif isinstance(value, functools.partial):
-        yield from (Part(f".{name}", _getter(name), _put_partial(name)) for name in ("func", "args", "keywords"))
-    else:
-        if isinstance(value, nn.Module):
-            yield from (
-                _held(held, key) for held in ("_parameters", "_buffers", "_modules") for key in vars(value)[held]
-            )
-        yield from attributes_of(value, names)
-
-
-def attributes_of(value: object, names: AbstractSet[str]) -> Iterator[Part]:
-    """Yield the attributes of an object that code which mentions `names` can read."""
-    own = vars_of(value)
-    passed = OF_EVERY_MODULE if isinstance(value, nn.Module) else frozenset()
-    for name in sorted(((own.keys() & names) - passed).union(HOLDERS.get(type(value), ()))):
-        yield Part(f".{name}", _entry_getter("__dict__", name), _entry_putter("__dict__", name))
-    for base in type(value).__mro__:
-        for name in slots_of(base):
-            if name in names and hasattr(value, name):
-                yield Part(f".{name}", _getter(name), _setter(name))
-
-
-def attributes_added(value: object, readable: AbstractSet[str], keys: AbstractSet[str]) -> list[str]:
-    """Return the readable attributes of an object that are new, without properties that were computed since."""
-    own = vars_of(value)
-    added = (own.keys() & readable) - keys
-    return [name for name in sorted(added) if not _was_computed(value, name)]
-
-
-def _was_computed(value: object, name: str) -> bool:
-    """Return whether an attribute is a cached property, with the value that it would get now."""
-    cached = getattr(type(value), name, None)
-    if not isinstance(cached, functools.cached_property):
-        return False
-    return describe(cached.func(value), frozenset(), Trail()).difference(vars_of(value)[name], "") == ""
-
-
-def parts_of_function(function: FunctionType, *, with_globals: bool = True) -> Iterator[Part]:
-    """Yield what a function finds in its closure, in its defaults, among its attributes and among its globals."""
-    for i, (name, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
-        if _is_filled(cell):
-            yield _cell(i, name)
-    for i in range(len(function.__defaults__ or ())):
-        yield _default(i)
-    for name in function.__kwdefaults__ or ():
-        yield Part(name, _entry_getter("__kwdefaults__", name), _entry_putter("__kwdefaults__", name))
-    for name in sorted(vars(function).keys() & mentioned(function.__code__)):
-        yield Part(f".{name}", _entry_getter("__dict__", name), _entry_putter("__dict__", name))
-    for name in sorted(read_globals(function)) if with_globals else ():
-        yield Part(name, _entry_getter("__globals__", name), _entry_putter("__globals__", name))
-
-
-def _is_filled(cell: object) -> bool:
-    try:
-        cell.cell_contents  # type: ignore[attr-defined]  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
-def _item(key: object) -> Part:
-    def put(value: object, item: object) -> object:
-        if isinstance(value, tuple):
-            items = [*value[:key], item, *value[key + 1 :]]  # type: ignore[index, operator]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        value[key] = item  # type: ignore[index]
-        return value
-
-    return Part(f"[{key!r}]", lambda value: value[key], put)  # type: ignore[index]
-
-
-def _held(held: str, key: str) -> Part:
-    def put(value: object, item: object) -> object:
-        vars(value)[held][key] = item
-        return value
-
-    return Part(f".{key}", lambda value: vars(value)[held][key], put)
-
-
-def _cell(i: int, name: str) -> Part:
-    def put(function: object, item: object) -> object:
-        function.__closure__[i].cell_contents = item  # type: ignore[attr-defined]
-        return function
-
-    return Part(name, lambda function: function.__closure__[i].cell_contents, put)  # type: ignore[attr-defined]
-
-
-def _default(i: int) -> Part:
-    def put(function: object, item: object) -> object:
-        before = function.__defaults__  # type: ignore[attr-defined]
-        function.__defaults__ = (*before[:i], item, *before[i + 1 :])  # type: ignore[attr-defined]
-        return function
-
-    return Part(f"default {i}", lambda function: function.__defaults__[i], put)  # type: ignore[attr-defined]
-
-
-def _entry_getter(held: str, key: str) -> Callable[[object], object]:
-    return lambda value: getattr(value, held)[key]
-
-
-def _entry_putter(held: str, key: str) -> Callable[[object, object], object]:
-    def put(value: object, item: object) -> object:
-        getattr(value, held)[key] = item  # also where a frozen dataclass refuses setattr
-        return value
-
-    return put
-
-
-def _getter(name: str) -> Callable[[object], object]:
-    return lambda value: getattr(value, name)
-
-
-def _setter(name: str) -> Callable[[object, object], object]:
-    def put(value: object, item: object) -> object:
-        object.__setattr__(value, name, item)
-        return value
-
-    return put
-
-
-def _put_partial(name: str) -> Callable[[object, object], object]:
-    def put(value: object, item: object) -> object:
-        assert isinstance(value, functools.partial)
-        state = {"func": value.func, "args": value.args, "keywords": value.keywords, name: item}
-        value.__setstate__((state["func"], state["args"], state["keywords"], vars(value)))  # type: ignore[attr-defined]
-        return value
-
-    return put
-
-
-def _keep(value: object, item: object) -> object:
-    return value
 
 
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:
@@ -480,3 +296,18 @@ def _are_equal(then: object, now: object) -> bool:
     if type(then) is not type(now):
         return False
     return bool(then == now) or (then != then and now != now)
+
+
+def attributes_added(value: object, readable: AbstractSet[str], keys: AbstractSet[str]) -> list[str]:
+    """Return the readable attributes of an object that are new, without properties that were computed since."""
+    own = vars_of(value)
+    added = (own.keys() & readable) - keys
+    return [name for name in sorted(added) if not _was_computed(value, name)]
+
+
+def _was_computed(value: object, name: str) -> bool:
+    """Return whether an attribute is a cached property, with the value that it would get now."""
+    cached = getattr(type(value), name, None)
+    if not isinstance(cached, functools.cached_property):
+        return False
+    return describe(cached.func(value), frozenset(), Trail()).difference(vars_of(value)[name], "") == ""

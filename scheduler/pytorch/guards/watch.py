@@ -21,21 +21,18 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from scheduler.errors import CaptureError
+from scheduler.pytorch.guards.parts import Part, attributes_of, parts_of, parts_of_function
 from scheduler.pytorch.guards.read_names import HOOKS, ReadNames, is_installed, is_library, name_of
 from scheduler.pytorch.guards.settings import Environment
 from scheduler.pytorch.guards.values import (
     MOST_BYTES_COMPARED,
     Node,
-    Part,
     TooLargeError,
     Trail,
     Whole,
     attributes_added,
-    attributes_of,
     describe_parts,
     parts_difference,
-    parts_of,
-    parts_of_function,
 )
 from scheduler.units import format_bytes
 

@@ -21,7 +21,7 @@ from scheduler.graph import Tensor as GraphTensor
 from scheduler.graph.chain import Chain
 from scheduler.graph.layers import Layer
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory, read_device_memory
-from scheduler.pytorch.capture.failures import check_runs, describe_reshaped
+from scheduler.pytorch.capture.exporting.failures import check_runs, describe_reshaped
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
 from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.layerwise.groups import Gradients, Link, State

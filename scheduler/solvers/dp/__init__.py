@@ -1,17 +1,20 @@
 """The exact dynamic program for chains of layers."""
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-if TYPE_CHECKING:
-    from scheduler.solvers.dp.solver import propose
+from scheduler.problem import Problem
+from scheduler.solution import Proposal
+from scheduler.solvers.deadline import Deadline
 
 __all__ = ["propose"]
 
 
-def __getattr__(name: str) -> object:
-    # The solver needs numba, but the costs and runs of a chain, which other solvers use, do not.
-    if name == "propose":
-        from scheduler.solvers.dp.solver import propose
+def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+    """Return the fastest persistent schedule of a chain; see `scheduler.solvers.dp.solver.propose`.
 
-        return propose
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Memory: at most 1024 MiB.
+    """
+    # The solver needs numba, but the costs and runs of a chain, which other solvers use, do not.
+    from scheduler.solvers.dp import solver
+
+    return solver.propose(problem, deadline=deadline, seed=seed)

@@ -61,8 +61,8 @@ class Held:
             source = captured.joint.sources[node]
             if source.kind == "input":
                 self.values[name] = [*{id(tensor): tensor for tensor in arguments}.values()][source.position]
-            elif source.read is not None:
-                self.values[name] = source.read()
+            elif not source.paths:
+                self.values[name] = source.reads[0]()
             else:
                 self.values[name] = attrgetter(source.names[0])(case.module).detach().clone()
         with torch.no_grad(), torch._C._DisableAutocast():

@@ -29,8 +29,14 @@ from scheduler.pytorch.capture.arguments import read_arguments, tensor_paths
 from scheduler.pytorch.capture.descriptors import DescribedGraph, read_descriptors
 from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, muted_logging
 from scheduler.pytorch.capture.exporting.eager_kernels import eager_kernels
+from scheduler.pytorch.capture.exporting.failures import (
+    at_line,
+    check_observers,
+    check_outputs,
+    check_runs,
+    describe_failure,
+)
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
-from scheduler.pytorch.capture.failures import at_line, check_observers, check_outputs, check_runs, describe_failure
 from scheduler.pytorch.capture.held_tensors import held_tensors, kept_separate
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
