@@ -25,7 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the longest tests, so that no worker is left with one of them at the end."""
+    """Start with the longest files, so that no worker is left with one of them at the end."""
 
     def seconds(item: pytest.Item) -> float:
         marker = item.get_closest_marker("long")

@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.paths import BENCHMARKS, README
 
+pytestmark = pytest.mark.long(40)
+
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)

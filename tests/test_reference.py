@@ -17,8 +17,6 @@ import scheduler
 import scheduler.pytorch
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.xdist_group("reference")  # its pages are built once
-
 
 class Entries(HTMLParser):
     """The text of each entry of a page by its id; the text of the page itself has the empty id."""

@@ -1,13 +1,15 @@
-"""One step of very many operations through files, judge and solvers: how long each takes, and how much memory.
+"""Run a step of very many operations through files, the simulator and solvers, and print the time and memory of each.
 
-    python tests/abuse/many_operations.py 1000000 [SECONDS]
+    python tests/abuse/many_operations.py 1000000 [SECONDS [counted]]
 
-The step is that of equal layers. A row is printed for each thing done: seconds of CPU and of the clock, the
-process's memory in MiB (the largest so far), and what came of it. Solvers have so many seconds each, by default 20.
+The step is that of equal layers. Each row shows seconds of CPU and of the clock, the process's memory in
+MiB (the largest so far), and the answer. Each solver has so many seconds, by default 20. With `counted`, the
+seconds of CPU are those of a clock that counts ten million calls as a second, and so are the limits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
 import tempfile
@@ -20,29 +22,33 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import scheduler as sc
+from tests.support.fake_clock import FakeClock
 from tests.support.training_graphs import uniform_chain
 
 BUDGETS = {"save-all": "100%", "segments": "60%", "greedy": "60%", "ilp": "60%", "auto": "60%"}
 
 
-def row(name: str, act: Callable[[], object]) -> object:
-    """Do it, print its row, and return what it returned; an error of ours is an answer too."""
+def print_row(name: str, act: Callable[[], object], *, counted: bool) -> object:
+    """Call a function, print its row, and return what it returns; an error of ours is an answer too."""
     cpu, started = time.process_time(), time.monotonic()
     said = ""
-    try:
-        found = act()
-    except sc.SchedulerError as error:
-        found, said = None, f"{type(error).__name__}: {error}"
+    work = FakeClock(seconds_per_call=1e-7)
+    with work if counted else contextlib.nullcontext():
+        try:
+            found = act()
+        except sc.SchedulerError as error:
+            found, said = None, f"{type(error).__name__}: {error}"
     if isinstance(found, sc.Solution):
         said = f"{found.status.name}, {found.overhead:.2%} slower" if found.schedule else found.messages[0]
-    elapsed, used = time.monotonic() - started, time.process_time() - cpu
+    elapsed, used = time.monotonic() - started, work.seconds if counted else time.process_time() - cpu
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{name:<16}{used:>8.1f}{elapsed:>8.1f}{held:>8.0f}  {said}", flush=True)
     return found
 
 
-def main(count: int, seconds: float = 20.0) -> None:
+def main(count: int, seconds: float = 20.0, *, counted: bool = False) -> None:
     """Print the rows for a step of about that many operations."""
+    row = partial(print_row, counted=counted)
     print(f"{'':<16}{'cpu s':>8}{'s':>8}{'MiB':>8}")
     graph = uniform_chain(count // 2)
     print(f"{len(graph.operations)} operations")
@@ -61,4 +67,4 @@ def main(count: int, seconds: float = 20.0) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *map(float, sys.argv[2:]))
+    main(int(sys.argv[1]), *map(float, sys.argv[2:3]), counted=sys.argv[3:] == ["counted"])

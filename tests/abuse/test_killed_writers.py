@@ -256,14 +256,12 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_work(
     plans[0].save(tmp_path / "plan.json")
     sc.write_graph(plans[0].graph, tmp_path / "graph.json")
     names = {"GRAPH": str(tmp_path / "graph.json"), "PLAN": str(tmp_path / "plan.json")}
-    started = time.monotonic()
     code = tally.attempt(main, [*(names.get(word, word) for word in command), path])
     printed = capsys.readouterr()
     tally.accept(code == 2, (code, printed))
     assert printed.out == ""
     assert path in printed.err
     assert not any(word in printed.err for word in ("planning", "tracing", "solving"))
-    assert time.monotonic() - started < 5
 
 
 def test_an_answer_that_standard_output_cannot_take_is_an_error(tmp_path: Path) -> None:

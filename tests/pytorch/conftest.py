@@ -1,21 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from tests.support.fake_clock import SECONDS_PER_LOOK, FakeClock
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    """Small models gain nothing from threads, and lose much where others use the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+
+@pytest.fixture(autouse=True)
+def _counted_searches() -> Iterator[None]:
+    """Make the time limits of searches a number of looks at the clock, the same on every machine."""
+    with FakeClock(seconds_per_look=SECONDS_PER_LOOK):
+        yield
 
 
 @pytest.fixture
-def fresh_dynamo():
-    """What TorchDynamo has compiled serves no other test."""
+def fresh_dynamo() -> Iterator[None]:
+    """Let no test use what TorchDynamo compiled for another."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

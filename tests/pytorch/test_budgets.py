@@ -11,6 +11,8 @@ from scheduler.schedule import Schedule
 from tests.support.pytorch.planning import check_like_autograd
 from tests.support.pytorch.small_models import SMALL, TOLERANCE
 
+pytestmark = pytest.mark.long(25)
+
 FITTING = {**SMALL, "resnet50": {**SMALL["resnet50"], "batch_size": 16}}
 """With smaller batches, the gradients alone are more than 60 % of the memory of a ResNet's step."""
 

@@ -23,6 +23,8 @@ from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensor
 from scheduler.pytorch.models.catalog import ModelCase, make_model
 from tests.support.pytorch.planning import check_like_autograd
 
+pytestmark = pytest.mark.long(25)
+
 SECONDS = 3.0
 
 

@@ -11,6 +11,8 @@ from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.pytorch.tracing import capture
 from tests.support.pytorch.small_models import SMALL
 
+pytestmark = pytest.mark.long(15)
+
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_allocator_holds_the_predicted_memory_and_never_exceeds_the_budget(name: str) -> None:

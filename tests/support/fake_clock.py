@@ -11,6 +11,9 @@ from typing import Self
 
 from scheduler.solvers.deadline import clock
 
+SECONDS_PER_LOOK = 0.005
+"""For time limits in seconds: a search looks at the clock some 200 times a second on a common machine."""
+
 
 class FakeClock:
     """A clock that advances when a search reads it or calls a function, and by `advance`.

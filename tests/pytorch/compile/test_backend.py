@@ -22,6 +22,7 @@ from tests.support.pytorch.watching import Watched
 
 # TorchDynamo reads `.grad` of the tensors that the first graph passes to the second.
 pytestmark = [
+    pytest.mark.long(30),
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]

@@ -16,7 +16,6 @@ from tests.support.pytorch.regression import batch, mean_square
 # Importing Inductor emits warnings about its own use of torch.jit.
 pytestmark = [
     pytest.mark.long(40),
-    pytest.mark.xdist_group("inductor"),
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated:DeprecationWarning"),
 ]

@@ -26,8 +26,7 @@ from tests.support.pytorch.processes import run_on_processes
 from tests.support.pytorch.readme_examples import run_example
 from tests.support.pytorch.watching import Count
 
-# The processes start once for all tests of this module.
-pytestmark = [pytest.mark.long(30), pytest.mark.xdist_group("distributed")]
+pytestmark = pytest.mark.long(30)
 PROCESSES, STEPS, ROWS, WIDTH, BLOCKS = 2, 5, 192, 32, 4
 
 

@@ -12,6 +12,8 @@ pytest.importorskip("accelerate")
 from scheduler.pytorch.integrations.hf_trainer import TransformersCallback  # noqa: E402
 from tests.support.pytorch.transformers_training import OPTIONS, Trainer, text, tiny_gpt2, train  # noqa: E402
 
+pytestmark = pytest.mark.long(20)
+
 STEPS = 20
 
 

@@ -23,8 +23,7 @@ from scheduler.pytorch.integrations.planned_forward import PlannedForward
 from scheduler.pytorch.measurement.memory import storage_bytes
 from tests.support.pytorch import lightning_training, transformers_training
 
-# The processes start once for all tests of this module.
-pytestmark = [pytest.mark.long(25), pytest.mark.xdist_group("trainers in processes")]
+pytestmark = pytest.mark.long(50)
 STEPS = 3
 
 

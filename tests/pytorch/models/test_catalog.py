@@ -11,6 +11,8 @@ from scheduler.pytorch.models.catalog import ModelCase, make_model, model_names
 from tests.support.pytorch.planning import SCHEDULES, check_like_autograd
 from tests.support.pytorch.small_models import SMALL, TOLERANCE
 
+pytestmark = pytest.mark.long(30)
+
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 @pytest.mark.parametrize("name", SMALL)

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.support.fake_clock import SECONDS_PER_LOOK, FakeClock
+
 Work = Callable[..., Any]
 
 
@@ -40,10 +42,11 @@ def _run(rank: int, count: int, port: int, work: Work, args: tuple[object, ...],
     os.environ |= _as_torchrun_sets(rank, count, port)
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=count, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=count, timeout=timedelta(minutes=10)
     )
     try:
-        answer = (True, work(rank, *args))
+        with FakeClock(seconds_per_look=SECONDS_PER_LOOK):
+            answer = (True, work(rank, *args))
     except BaseException:
         answer = (False, traceback.format_exc())
     answers.put((rank, answer))
