@@ -132,7 +132,7 @@ def test_equal_blocks_are_solved_once() -> None:
 
 def test_a_graph_without_blocks_is_rejected() -> None:
     graph = zoo.unet(batch_size=1)
-    with pytest.raises(UnsuitableProblemError, match="separates into 4 blocks or more, got 1"):
+    with pytest.raises(UnsuitableProblemError, match="separates into 4 blocks or more, got 2"):
         propose(Problem(graph, parse_budget("90%", graph)), deadline=Deadline(5), seed=0)
 
 
