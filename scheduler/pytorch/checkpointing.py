@@ -15,15 +15,16 @@ from typing import Literal, Unpack, get_args
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from scheduler.api import SolveOptions, make_plan
+from scheduler.api import SolveOptions
 from scheduler.errors import CaptureError, InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
+from scheduler.planning.shape_planner import ShapePlanner
 from scheduler.pytorch.capture.device_memory import DeviceMemory, device_memory_of, read_device_memory
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.execute.codegen import generate
-from scheduler.pytorch.execute.module import CheckpointedModule, OnMismatch, OtherPlans
+from scheduler.pytorch.execute.module import MAX_SHAPES, CheckpointedModule, OnMismatch, OtherPlans
 from scheduler.pytorch.execute.runner import CapturedModule
 from scheduler.pytorch.execute.translation import translate_schedule
 from scheduler.pytorch.layerwise.module import LayeredModule
@@ -46,6 +47,7 @@ def checkpointed(
     loss: Callable[..., Tensor] | None = None,
     granularity: str = "auto",
     on_mismatch: OnMismatch = "error",
+    max_shapes: int = MAX_SHAPES,
     costs: Costs = "measured",
     reserve: int | str = 0,
     optimizer: Optimizer | None = None,
@@ -86,10 +88,13 @@ def checkpointed(
         cannot be captured.
     on_mismatch : "error", "plain" or "plan"
         What to do with a call that the plan does not cover: raise an error, run the model
-        without a plan, or make a plan for it within the same budget (other shapes, training
-        flags, autocast). Up to `MOST_OTHER_PLANS` such plans are kept: if there are many
-        lengths, pad to a few. Without gradients, and in `eval()`, the model always runs without
-        a plan.
+        without a plan, or make a plan for it within the same bytes (other shapes, training
+        flags, autocast). The schedules of the shapes before are where its search begins, so it
+        takes a fraction of the first. `plan_lengths` makes such plans before training. Without
+        gradients, and in `eval()`, the model always runs without a plan.
+    max_shapes : int
+        With `on_mismatch="plan"`: the number of plans that are kept. The first always is; of
+        the others, the least recently used is dropped first.
     costs : "measured" or "flops"
         As for `trace`; used only if a budget is given.
     reserve, optimizer, accumulate_gradients
@@ -120,8 +125,9 @@ def checkpointed(
     BudgetTooSmallError
         If no schedule fits the budget, or none is known.
     InvalidOptionError
-        If `granularity` or `on_mismatch` is unknown, if options or `on_mismatch="plan"` come
-        with a finished plan, or if the size of the optimizer's state cannot be found.
+        If `granularity` or `on_mismatch` is unknown or `max_shapes` is not a positive int, if
+        options or `on_mismatch="plan"` come with a finished plan, or if the size of the
+        optimizer's state cannot be found.
     """
     request = PlanRequest(
         model=model,
@@ -135,10 +141,12 @@ def checkpointed(
         accumulate_gradients=accumulate_gradients,
         verify=verify,
         options=options,
+        planner=None if isinstance(plan_or_budget, Plan) else ShapePlanner(plan_or_budget, PLANNING_DEFAULTS | options),
     )
     others = None
     if on_mismatch == "plan":
-        others = OtherPlans(functools.partial(_build_module, replace(request, on_mismatch="error")))
+        make = functools.partial(_build_module, replace(request, on_mismatch="error"))
+        others = OtherPlans(make, max_shapes=max_shapes)
     return _build_module(request, args, kwargs, others)
 
 
@@ -152,6 +160,8 @@ class PlanRequest:
         As for `checkpointed`.
     reserve, optimizer, accumulate_gradients, verify, options
         As for `checkpointed`.
+    planner : ShapePlanner or None
+        Makes the plans within the budget; None with a finished plan.
 
     Raises
     ------
@@ -170,6 +180,7 @@ class PlanRequest:
     accumulate_gradients: bool
     verify: bool
     options: SolveOptions
+    planner: ShapePlanner | None
 
     def __post_init__(self) -> None:
         if self.granularity not in get_args(Granularity):
@@ -220,7 +231,8 @@ class PlanRequest:
         """Return the given plan, or make one for the given budget."""
         if isinstance(self.plan_or_budget, Plan):
             return self.plan_or_budget
-        return make_plan(graph_or_chain, self.plan_or_budget, **(PLANNING_DEFAULTS | self.options))
+        assert self.planner is not None
+        return self.planner.plan(graph_or_chain)
 
 
 def _build_module(

@@ -197,6 +197,12 @@ class _Policy:
         self._started = clock.now()
         self._other_orders_end = math.inf
 
+    def try_known_schedules(self) -> None:
+        """Take over the best of the schedules that the problem comes with."""
+        for schedule in self.problem.starts:
+            if self.problem.reorder or follows_input_order(self.problem.graph, schedule):
+                self.best.offer(schedule, "any order")
+
     def solve_chain(self) -> None:
         """Run `dp` on a chain."""
         if self.problem.chain is not None:
@@ -316,6 +322,7 @@ class Stage:
 
 
 STAGES = (
+    Stage((), "schedules of other budgets or shapes, if there are any", _Policy.try_known_schedules),
     Stage(("dp",), "chains of layers", _Policy.solve_chain),
     Stage(
         ("hierarchical",),

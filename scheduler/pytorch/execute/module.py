@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from scheduler.errors import ExecutionError
+from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import Signature, read_arguments
 from scheduler.pytorch.execute.guards import Modes, call_key
@@ -21,8 +21,8 @@ from scheduler.pytorch.torch_private import is_transformed
 
 OnMismatch = Literal["error", "plain", "plan"]
 
-MOST_OTHER_PLANS = 8
-"""Number of plans kept for calls other than the first; the least recently used is dropped first."""
+MAX_SHAPES = 32
+"""Number of plans that a module keeps by default."""
 
 
 class StepRunner(Protocol):
@@ -271,15 +271,31 @@ class OtherPlans:
     ----------
     make : callable
         Takes args and kwargs of a call and returns a module with a plan for it.
+    max_shapes : int
+        Number of plans that are kept, the first plan included; the least recently used of the
+        others is dropped first.
 
     Attributes
     ----------
     modules : list of CheckpointedModule
         One for each plan, the most recently used last.
+
+    Raises
+    ------
+    InvalidOptionError
+        If `max_shapes` is not a positive int.
     """
 
-    def __init__(self, make: Callable[[Sequence[object], Mapping[str, object]], CheckpointedModule]) -> None:
+    def __init__(
+        self,
+        make: Callable[[Sequence[object], Mapping[str, object]], CheckpointedModule],
+        *,
+        max_shapes: int = MAX_SHAPES,
+    ) -> None:
+        if isinstance(max_shapes, bool) or not isinstance(max_shapes, int) or max_shapes < 1:
+            raise InvalidOptionError(f"max_shapes must be an int >= 1, got {max_shapes!r}")
         self.modules: list[CheckpointedModule] = []
+        self.max_shapes = max_shapes
         self._make = make
 
     def find(self, args: Sequence[object], kwargs: Mapping[str, object]) -> CheckpointedModule:
@@ -290,7 +306,8 @@ class OtherPlans:
             found = self._make(args, kwargs)
         else:
             self.modules.remove(found)
-        self.modules = [*self.modules, found][-MOST_OTHER_PLANS:]
+        self.modules.append(found)
+        del self.modules[: max(0, len(self.modules) + 1 - self.max_shapes)]
         return found
 
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError
 from scheduler.pytorch import checkpointed
-from scheduler.pytorch.execute import module as executed
 from scheduler.pytorch.execute.module import CheckpointedModule
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, training_step
 from tests.support.pytorch.planning import check_equal, train
@@ -32,7 +31,7 @@ def plan_count(module: CheckpointedModule) -> int:
 def test_each_batch_size_gets_a_plan_and_trains_as_under_autograd(granularity: str) -> None:
     model = mlp(nn.Dropout(0.2), nn.BatchNorm1d(64))
     plain = copy.deepcopy(model)
-    module = planned_per_call(model, "100%", 64, granularity=granularity)
+    module = planned_per_call(model, "200%", 64, granularity=granularity)
     batches = [((batch(rows, 16, seed=rows),), {}) for rows in (64, 48, 96, 48, 64)]
     check_equal(train(module, batches), train(plain, batches, mean_square))
     assert plan_count(module) == 3
@@ -58,7 +57,7 @@ def test_every_plan_keeps_the_same_budget_in_bytes() -> None:
 def test_training_flags_autocast_and_frozen_parameters_get_plans_of_their_own() -> None:
     model = mlp(nn.Dropout(0.5))
     plain = copy.deepcopy(model)
-    module = planned_per_call(model, "100%", 8, solver="save-all")
+    module = planned_per_call(model, "200%", 8, solver="save-all")
     x = batch(8, 16)
 
     def compare() -> None:
@@ -85,14 +84,23 @@ def test_training_flags_autocast_and_frozen_parameters_get_plans_of_their_own() 
     assert plan_count(module) == 4
 
 
-def test_the_least_recently_used_plan_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executed, "MOST_OTHER_PLANS", 2)
-    module = planned_per_call(mlp(), "100%", 8, solver="save-all")
+@pytest.mark.parametrize(
+    ("max_shapes", "expected"),
+    [(3, [[9], [9, 10], [10, 9], [9, 11], [9, 11]]), (1, [[], [], [], [], []])],
+)
+def test_the_least_recently_used_plan_is_dropped(max_shapes: int, expected: list[list[int]]) -> None:
+    module = planned_per_call(mlp(), "200%", 8, solver="save-all", max_shapes=max_shapes)
     kept = []
     for rows in (9, 10, 9, 11, 8):
         module(batch(rows, 16)).backward()
         kept.append([other.planned_call.tensors[0][0][0] for other in module.others.modules])
-    assert kept == [[9], [9, 10], [10, 9], [9, 11], [9, 11]]
+    assert kept == expected
+
+
+@pytest.mark.parametrize("max_shapes", [0, True, "3", 2.0])
+def test_the_number_of_plans_kept_must_be_a_positive_int(max_shapes: object) -> None:
+    with pytest.raises(InvalidOptionError, match=f"max_shapes must be an int >= 1, got {max_shapes!r}"):
+        planned_per_call(mlp(), "200%", 8, solver="save-all", max_shapes=max_shapes)
 
 
 def test_planning_other_calls_needs_a_budget() -> None:

@@ -1,0 +1,149 @@
+"""Plan one step in several shapes: what was found for one shape is where the next one begins.
+
+A step at another batch size or length usually has the same operations, with other sizes and
+times. A schedule of the one, as a sequence of operations, is then a schedule of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import cast
+
+from scheduler.api import SolveOptions, lower, make_plan, plan_of, propose_with_bounds
+from scheduler.errors import BudgetTooSmallError
+from scheduler.graph import Graph
+from scheduler.graph.chain import Chain
+from scheduler.plan import Plan
+from scheduler.planning.batch_scaling import structure
+from scheduler.problem import Problem, parse_budget
+from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
+from scheduler.simulator import simulate
+from scheduler.solution import Proposal, Solution, grade, relative_gap
+from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
+from scheduler.units import format_bytes
+
+CLOSE_GAP = 0.005
+"""A known schedule within this gap of the bound is taken over without a search."""
+
+LATER_SEARCH_SHARE = 0.2
+"""Share of the longest search so far that the search for another shape of the same step may take."""
+
+LEAST_SEARCH_SECONDS = 1.0
+"""Every search may take this long."""
+
+MOST_KNOWN = 8
+"""Number of different schedules of one structure from which a search begins."""
+
+
+class ShapePlanner:
+    """Makes plans for one step in several shapes, all within the same bytes.
+
+    The first shape is planned as by `make_plan`. For another shape with the same operations,
+    the schedules found so far are simulated. The fastest that fits is taken over if no schedule
+    can be faster by more than `CLOSE_GAP`. Otherwise a search begins with all of them, and may
+    take `LATER_SEARCH_SHARE` of the longest search so far, or `LEAST_SEARCH_SECONDS` if that is
+    more. It takes its full time limit only if no schedule is known to fit at the end.
+
+    Parameters
+    ----------
+    budget : int or str
+        As for `solve`. A percentage is resolved for the first shape, and its bytes hold for all.
+    options : SolveOptions
+        As for `solve`.
+
+    Attributes
+    ----------
+    budget_bytes : int or None
+        The budget in bytes; None before the first plan.
+    searches : int
+        Number of searches so far; a schedule that is taken over needs none.
+    """
+
+    def __init__(self, budget: int | str, options: SolveOptions) -> None:
+        self.budget, self.options = budget, options
+        self.budget_bytes: int | None = None
+        self.searches = 0
+        self._known: dict[Hashable, list[tuple[int, ...]]] = {}
+        self._longest: dict[Hashable, float] = {}
+
+    def plan(self, graph_or_chain: Graph | Chain) -> Plan:
+        """Return a plan for the step in one shape.
+
+        Parameters
+        ----------
+        graph_or_chain : Graph or Chain
+
+        Raises
+        ------
+        BudgetTooSmallError, OutOfTimeError
+            As for `make_plan`.
+        """
+        graph, chain = lower(graph_or_chain)
+        if self.budget_bytes is None:
+            self.budget_bytes = parse_budget(self.budget, graph)
+        key = structure(graph)
+        starts = tuple(schedule_from_runs(graph, runs) for runs in self._known.get(key, ()))
+        problem = Problem(graph, self.budget_bytes, self.options.get("reorder", True), chain, starts)
+        solution = self._take_over(problem) or self._search_from(problem, self._longest.get(key))
+        plan = self._search_anew(graph_or_chain) if solution is None else plan_of(graph_or_chain, solution)
+        self._keep(key, plan)
+        return plan
+
+    def _take_over(self, problem: Problem) -> Solution | None:
+        """Return the fastest known schedule that fits, if no schedule can be much faster."""
+        started = clock.now()
+        fitting = [(time, start) for start in problem.starts if (time := _time_if_valid(problem, start)) is not None]
+        if not fitting:
+            return None
+        time, schedule = min(fitting, key=lambda entry: entry[0])
+        if relative_gap(time, problem.least_time) > CLOSE_GAP:
+            return None
+        space = "input order" if follows_input_order(problem.graph, schedule) else "any order"
+        found = Proposal(schedule, space, messages=("the schedule of another shape of this step",))
+        return grade(problem, found, solver=self._solver, seconds=clock.now() - started)
+
+    def _search_from(self, problem: Problem, longest: float | None) -> Solution | None:
+        """Return what a short search from the known schedules finds; None if nothing, or if there was no search yet."""
+        if longest is None:
+            return None
+        started = clock.now()
+        seconds = max(LEAST_SEARCH_SECONDS, LATER_SEARCH_SHARE * longest)
+        deadline = Deadline(min(seconds, self.options.get("time_limit", seconds)))
+        self.searches += 1
+        with stopped_by_interrupt(deadline):
+            proposal = propose_with_bounds(problem, self._solver, deadline, self.options.get("seed", 0))
+            solution = grade(problem, proposal, solver=self._solver, seconds=clock.now() - started)
+        return None if solution.schedule is None else solution
+
+    def _search_anew(self, graph_or_chain: Graph | Chain) -> Plan:
+        """Return a plan from a search with the full time limit."""
+        self.searches += 1
+        try:
+            return make_plan(graph_or_chain, cast(int, self.budget_bytes), **self.options)
+        except BudgetTooSmallError as error:
+            if not self._known or isinstance(self.budget, int):
+                raise
+            message = (
+                f'{error} The budget "{self.budget}" means {format_bytes(cast(int, self.budget_bytes))} for all shapes,'
+                " computed for the first: plan the largest shape first, or give the budget in bytes."
+            )
+            raise BudgetTooSmallError(message, proven=error.proven) from error
+
+    def _keep(self, key: Hashable, plan: Plan) -> None:
+        """Let later searches begin with the schedule of a plan."""
+        runs = tuple(runs_of(plan.graph, plan.schedule))
+        known = [other for other in self._known.get(key, ()) if other != runs]
+        self._known[key] = [*known, runs][-MOST_KNOWN:]
+        if plan.overhead > 0:  # otherwise it needed no search, and says nothing about how long one takes
+            self._longest[key] = max(self._longest.get(key, 0.0), plan.solve_seconds)
+
+    @property
+    def _solver(self) -> str:
+        return self.options.get("solver", "auto")
+
+
+def _time_if_valid(problem: Problem, schedule: Schedule) -> float | None:
+    """Return the time of a schedule that solves a problem, None if it does not."""
+    simulation = simulate(problem.graph, schedule)
+    fits = simulation.peak_bytes <= problem.budget_bytes
+    return simulation.time if fits and (problem.reorder or follows_input_order(problem.graph, schedule)) else None

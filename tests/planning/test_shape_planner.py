@@ -1,0 +1,142 @@
+"""One step in several shapes: what was found for one is where the search for the next begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import scheduler as sc
+from scheduler.planning.shape_planner import LATER_SEARCH_SHARE, ShapePlanner
+from scheduler.problem import Problem
+from scheduler.solution import Proposal
+from scheduler.solvers import registry
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.registry import load_solver
+from tests.support.fake_clock import FakeClock
+from tests.support.training_graphs import conv_net, uniform_chain
+
+BLOCKS = 6
+
+
+def grown(length: int, graph: sc.Graph | None = None) -> sc.Graph:
+    """The same network at another length: bytes and times in proportion, the batch of fixed size."""
+    graph = graph or conv_net(BLOCKS, width=1)
+    return replace(
+        graph,
+        tensors=[replace(tensor, size_bytes=tensor.size_bytes * length) for tensor in graph.tensors],
+        operations=[replace(operation, time=operation.time * length) for operation in graph.operations],
+    )
+
+
+class Searcher:
+    """A solver that takes all the time that it has, and notes what it was given."""
+
+    def __init__(self, fake: FakeClock) -> None:
+        self.fake = fake
+        self.problems: list[Problem] = []
+        self.seconds: list[float] = []
+
+    def propose(self, problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        self.problems.append(problem)
+        self.seconds.append(deadline.remaining)
+        found = load_solver("greedy")(problem, deadline=deadline, seed=seed)
+        self.fake.advance(deadline.remaining)
+        return replace(found, bound=1e-9)  # a bound that proves nothing, so that none is looked for
+
+
+@pytest.fixture
+def searcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searcher]:
+    with FakeClock(seconds_per_look=0.001) as fake:
+        found = Searcher(fake)
+        monkeypatch.setitem(registry.REGISTERED, "searcher", found.propose)
+        yield found
+
+
+def planner(graph: sc.Graph, share: float, **options: object) -> ShapePlanner:
+    """A planner with a budget between the resident bytes and the peak of saving everything."""
+    everything = sc.solve(graph, 2**40, solver="save-all").peak_bytes
+    return ShapePlanner(int(share * everything), {"solver": "searcher", "time_limit": 20.0, **options})
+
+
+def test_a_schedule_within_the_gap_of_the_bound_is_taken_over_without_a_search(searcher: Searcher) -> None:
+    # Of a block's 312 units of time, its ReLU takes 1: recomputing all of them costs 0.3 %.
+    graph = grown(100)
+    plans = planner(graph, 0.9)
+    first = plans.plan(graph)
+    assert 0 < first.overhead < 0.005
+    second = plans.plan(grown(90))
+    assert second.schedule == first.schedule
+    assert second.budget_bytes == first.budget_bytes
+    assert second.overhead == pytest.approx(first.overhead)
+    assert second.bound <= second.time
+    assert plans.searches == len(searcher.problems) == 1
+
+
+def test_a_schedule_that_is_slower_or_does_not_fit_is_where_the_search_begins(searcher: Searcher) -> None:
+    graph = grown(100, uniform_chain(8, size=1))
+    plans = planner(graph, 0.6)
+    first = plans.plan(graph)
+    assert first.overhead > 0.005
+    plans.plan(grown(90, uniform_chain(8, size=1)))
+    plans.plan(grown(110, uniform_chain(8, size=1)))
+    starts = [problem.starts for problem in searcher.problems]
+    assert starts[0] == ()
+    assert all(first.schedule in known for known in starts[1:])
+    later = 20.0 * LATER_SEARCH_SHARE
+    assert searcher.seconds == pytest.approx([20.0, later, later], abs=0.5)
+
+
+def test_ten_lengths_take_at_most_three_times_the_seconds_of_one(searcher: Searcher) -> None:
+    plans = planner(grown(100, uniform_chain(8, size=1)), 0.7)
+    for length in (100, 97, 103, 95, 99, 90, 101, 98, 92, 96):
+        plans.plan(grown(length, uniform_chain(8, size=1)))
+    assert plans.searches == len(searcher.seconds) == 10
+    assert sum(searcher.seconds) <= 3 * searcher.seconds[0]
+
+
+def test_a_shape_that_needed_no_recomputation_does_not_shorten_the_search_for_a_longer_one(searcher: Searcher) -> None:
+    plans = planner(grown(100, uniform_chain(8, size=1)), 0.7)
+    assert plans.plan(grown(50, uniform_chain(8, size=1))).overhead == 0
+    assert plans.plan(grown(100, uniform_chain(8, size=1))).overhead > 0
+    assert searcher.seconds == pytest.approx([20.0, 20.0], abs=0.5)
+
+
+def test_a_step_with_other_operations_gets_a_search_of_its_own(searcher: Searcher) -> None:
+    graph = grown(100)
+    plans = planner(graph, 0.85)
+    plans.plan(graph)
+    plans.plan(conv_net(BLOCKS - 1, width=100))
+    assert [problem.starts for problem in searcher.problems] == [(), ()]
+    assert searcher.seconds == pytest.approx([20.0, 20.0], abs=0.5)
+
+
+def test_a_short_search_without_a_schedule_is_followed_by_one_with_the_full_limit(searcher: Searcher) -> None:
+    graph = grown(100, uniform_chain(8, size=1))
+    plans = planner(graph, 0.6)
+    plans.plan(graph)
+    with pytest.raises(sc.OutOfTimeError):
+        plans.plan(grown(10_000, uniform_chain(8, size=1)))
+    assert searcher.seconds[1:] == pytest.approx([20.0 * LATER_SEARCH_SHARE, 20.0], abs=0.5)
+
+
+def test_a_percentage_means_the_bytes_of_the_first_shape_for_all() -> None:
+    plans = ShapePlanner("50%", {"solver": "greedy"})
+    with FakeClock(seconds_per_look=0.1):
+        first = plans.plan(grown(100))
+        assert plans.budget_bytes == first.budget_bytes
+        assert plans.plan(grown(80)).budget_bytes == first.budget_bytes
+        with pytest.raises(sc.BudgetTooSmallError, match=r'The budget "50%" means .* plan the largest shape first'):
+            plans.plan(grown(10_000))
+
+
+@pytest.mark.parametrize("reorder", [True, False])
+def test_the_known_schedules_come_first_in_auto(reorder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scheduler.solvers import auto
+
+    graph = conv_net(BLOCKS)
+    best = sc.solve(graph, "70%", time_limit=20.0, reorder=False)
+    monkeypatch.setattr(auto, "STAGES", auto.STAGES[:1])
+    problem = Problem(graph, best.budget_bytes, reorder, starts=(best.schedule,))
+    assert load_solver("auto")(problem, deadline=Deadline(20.0), seed=0).schedule == best.schedule
