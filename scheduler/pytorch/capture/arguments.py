@@ -9,10 +9,10 @@ from typing import cast
 
 import numpy as np
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from scheduler.pytorch.guards.parts import HOLDERS
 from scheduler.pytorch.guards.read_names import is_library, slots_of
+from scheduler.pytorch.torch_private import pytree
 
 
 @dataclass(frozen=True)

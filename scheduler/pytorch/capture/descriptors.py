@@ -6,15 +6,15 @@ import functools
 from dataclasses import dataclass
 
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import (
+
+from scheduler.errors import CaptureError
+from scheduler.pytorch.capture.joint import Source
+from scheduler.pytorch.torch_private.aot import (
     AOTOutput,
     DifferentiableAOTInput,
     GradAOTOutput,
     TangentAOTInput,
 )
-
-from scheduler.errors import CaptureError
-from scheduler.pytorch.capture.joint import Source
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ roles of a graph's resident tensors state what was counted.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor as TorchTensor
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph, Tensor
 from scheduler.pytorch.measurement.memory import storage_bytes
+from scheduler.pytorch.torch_private.modules import remove_step_hooks
+from scheduler.pytorch.torch_private.pytree import tree_leaves
 from scheduler.units import parse_bytes
 
 _ROLES = ("reserve", "optimizer state")
@@ -140,8 +141,7 @@ def _first_state(optimizer: Optimizer, group: dict[str, object], parameter: Torc
     trial.__dict__.pop("step", None)  # the wrapper of a learning-rate scheduler, which would step the original
     trial.param_groups = [{**group, "params": [copy]}]
     trial.state = defaultdict(dict)
-    trial._optimizer_step_pre_hooks = OrderedDict()
-    trial._optimizer_step_post_hooks = OrderedDict()
+    remove_step_hooks(trial)
     try:
         type(optimizer).step(trial)
     except Exception as error:  # optimizers raise errors of many kinds

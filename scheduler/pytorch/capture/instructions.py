@@ -9,6 +9,7 @@ from torch import fx
 
 from scheduler.graph import Graph
 from scheduler.pytorch.capture.operators import BatchNorm
+from scheduler.pytorch.torch_private.operators import OpOverload
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Call:
     """
 
     node: fx.Node
-    target: torch._ops.OpOverload
+    target: OpOverload
     args: tuple[object, ...]
     kwargs: dict[str, object]
     outputs: tuple[str | None, ...]

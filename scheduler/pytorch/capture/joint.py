@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from scheduler.pytorch.capture.arguments import Signature
+from scheduler.pytorch.torch_private import pytree
 
 SourceKind = Literal["parameter", "buffer", "constant", "input"]
 Route = Literal["direct", "dynamo"]

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from scheduler.pytorch.capture.module_state import Attributes
 from scheduler.pytorch.guards.outside_states import OutsideState
 from scheduler.pytorch.measurement.rng import Generators, restore_generators, save_generators
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.modules import MODULES
+from scheduler.pytorch.torch_private.tensors import is_traceable_wrapper_subclass, storage_id
 
 
 class RandomState:
@@ -86,8 +87,8 @@ class State:
                 self._copies.setdefault(id(tensor), (tensor, tensor.detach().clone()))
             elif tensor.untyped_storage().device.type != "meta":
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self._copies:
-                    self._copies[storage._cdata] = (tensor, _copied(storage))
+                if storage_id(storage) not in self._copies:
+                    self._copies[storage_id(storage)] = (tensor, _copied(storage))
                 self._views.append((tensor, _view_of(tensor)))
         self.random = RandomState(generators)
 
@@ -120,7 +121,7 @@ def kept_state(modules: Iterable[nn.Module], tensors: Iterable[Tensor] = ()) -> 
 
 
 def _held_by(module: nn.Module) -> list[object]:
-    return [value for key, value in vars(module).items() if key != "_modules"]
+    return [value for key, value in vars(module).items() if key != MODULES]
 
 
 def _has_no_storage(tensor: Tensor) -> bool:

@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.flop_counter import register_flop_formula
 
+from scheduler.pytorch.torch_private.autograd import below_autograd
+from scheduler.pytorch.torch_private.operators import schema_of
+
 aten = torch.ops.aten
 _Result = TypeVar("_Result")
 
@@ -26,7 +29,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
     tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag),
 )
 _LIBRARY.define(  # type: ignore[no-untyped-call]
-    str(aten.mkldnn_rnn_layer.default._schema).replace("aten::mkldnn_rnn_layer", "lstm_layer"),
+    str(schema_of(aten.mkldnn_rnn_layer.default)).replace("aten::mkldnn_rnn_layer", "lstm_layer"),
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -54,7 +57,7 @@ def _dropout_backward(ctx: FunctionCtx, gradient: Tensor, _: None) -> tuple[obje
 
 def _lstm_layer(*args: object) -> tuple[Tensor, ...]:
     """Run an LSTM layer as eager does: it returns what its backward needs only where gradients are on."""
-    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+    with torch.enable_grad(), below_autograd():
         return aten.mkldnn_rnn_layer.default(*args)  # type: ignore[no-any-return]
 
 

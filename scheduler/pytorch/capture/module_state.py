@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
+from scheduler.pytorch.torch_private.modules import buffers_of
+
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
@@ -20,7 +22,7 @@ class Attributes:
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
-        self._modules = [(name, module, dict(vars(module)), dict(module._buffers)) for name, module in modules]
+        self._modules = [(name, module, dict(vars(module)), dict(buffers_of(module))) for name, module in modules]
         containers = [x for _, _, own, _ in self._modules for x in own.values() if isinstance(x, (list, dict, set))]
         self._entries = {id(container): (container, copy.copy(container)) for container in containers}
 
@@ -39,7 +41,7 @@ class Attributes:
         found: dict[str, object] = {}
         for name, module, before, buffers in self._modules:
             own = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
-            own |= {key: value for key, value in module._buffers.items() if buffers.get(key) is None}
+            own |= {key: value for key, value in buffers_of(module).items() if buffers.get(key) is None}
             for key, value in own.items():
                 if self._has_changed(before.get(key), value):
                     found[f"{name}.{key}".removeprefix(".")] = value

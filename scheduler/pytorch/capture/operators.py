@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
+from scheduler.pytorch.torch_private.tensors import storage_id
 
 aten = torch.ops.aten
 
@@ -33,8 +35,8 @@ class BatchNorm:
         Whether `replay` needs statistics to update; scratch tensors will do.
     """
 
-    update: torch._ops.OpOverload
-    replay: torch._ops.OpOverload
+    update: OpOverload
+    replay: OpOverload
     statistics: tuple[int, ...]
     updated: tuple[int, ...]
     replay_takes_statistics: bool
@@ -126,9 +128,9 @@ def ignores_running_statistics(node: fx.Node) -> bool:
 def is_random(node: fx.Node) -> bool:
     """Return whether a call draws from a generator."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    given = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    given = dict(zip((a.name for a in schema_of(target).arguments), node.args, strict=False)) | dict(node.kwargs)
     probability = given.get("dropout_p", 0.0 if _has_argument(target, "dropout_p") else None)
     return probability is None or probability not in (0, 0.0)
 
@@ -141,14 +143,14 @@ def given_generator(node: fx.Node) -> torch.Generator | None:
 
 def is_collective(node: fx.Node) -> bool:
     """Return whether a call communicates with other processes; it must run once, in the same order on all."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES
+    return isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES
 
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem")
 
 
-def _has_argument(target: torch._ops.OpOverload, name: str) -> bool:
-    return any(argument.name == name for argument in target._schema.arguments)
+def _has_argument(target: OpOverload, name: str) -> bool:
+    return any(argument.name == name for argument in schema_of(target).arguments)
 
 
 def is_getitem(node: fx.Node) -> bool:
@@ -176,7 +178,7 @@ def nodes_in(arguments: object) -> Iterator[fx.Node]:
 
 def storage_key(value: Tensor) -> int:
     """Return the identity of the storage of a fake tensor."""
-    return int(value.untyped_storage()._cdata)
+    return storage_id(value.untyped_storage())
 
 
 def describe_call(node: fx.Node) -> str:
@@ -218,7 +220,7 @@ def check_call(node: fx.Node) -> None:
             f'the graph calls "{node.args[1]}" for its side effects, which cannot be planned. For a collective, use the'
             " functional form in torch.distributed._functional_collectives, which runs exactly once"
         )
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         raise CaptureError(
             f'the graph calls "{target}", which is not an ATen operator: plan without it, or use granularity="layers"'
         )
@@ -227,7 +229,7 @@ def check_call(node: fx.Node) -> None:
             f'"{target}" saves a tensor for its backward whose size is known only when it runs under autograd:'
             ' plan a recurrent network layer by layer, with granularity="layers"'
         )
-    if target._schema.is_mutable:
+    if schema_of(target).is_mutable:
         raise CaptureError(f'operator "{target}" changes its input in place and could not be made functional')
     for value in output_values(node):
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):

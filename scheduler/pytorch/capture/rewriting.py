@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, fx
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
 from scheduler.pytorch.capture.kernels import LSTM_LAYER
 from scheduler.pytorch.capture.operators import (
@@ -19,6 +18,7 @@ from scheduler.pytorch.capture.operators import (
     is_random,
     storage_key,
 )
+from scheduler.pytorch.torch_private.aot import GradAOTOutput
 
 
 def rewrite(module: fx.GraphModule) -> None:

@@ -34,6 +34,7 @@ from scheduler.pytorch.compile.graphs import (
 )
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.execute.runner import build
+from scheduler.pytorch.torch_private.tensors import storage_id
 from scheduler.pytorch.tracing import capture_graph
 from scheduler.schedule import Schedule
 
@@ -168,9 +169,9 @@ class Backend:
     def _without_plan(self, module: fx.GraphModule, inputs: Sequence[object]) -> Code:
         if self._compiler == "eager":
             return module.forward
-        from torch._inductor.compile_fx import compile_fx
+        from scheduler.pytorch.torch_private.inductor import compile_graph  # importing Inductor is slow
 
-        return compile_fx(module, inputs)  # type: ignore[arg-type, return-value]
+        return compile_graph(module, inputs)
 
     def _eager(self, graph: CompiledGraph, module: fx.GraphModule, args: Sequence[object]) -> Code:
         module, returned = remove_returned_inputs(module)
@@ -261,9 +262,9 @@ def _check_overlaps(args: Sequence[object], changed: set[int]) -> None:
     tensors = [value for value in args if isinstance(value, Tensor)]
     on_storage: dict[int, list[Tensor]] = {}
     for tensor in tensors:
-        on_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        on_storage.setdefault(storage_id(tensor.untyped_storage()), []).append(tensor)
     for i in changed:
-        for other in on_storage[tensors[i].untyped_storage()._cdata]:
+        for other in on_storage[storage_id(tensors[i].untyped_storage())]:
             if other is not tensors[i] and overlap(other, tensors[i]):
                 raise ExecutionError(
                     "an input that the compiled code changes in place overlaps another input in memory, which the plan"

@@ -7,13 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx, nn
 
 from scheduler.graph import Graph
 from scheduler.plan import Plan
 from scheduler.problem import parse_budget
 from scheduler.pytorch.capture.device_memory import DeviceMemory
+from scheduler.pytorch.torch_private.dynamo import compilation_number
+from scheduler.pytorch.torch_private.tensors import storage_id
 from scheduler.simulator import simulate
 from scheduler.units import format_bytes, parse_bytes
 
@@ -89,15 +90,14 @@ class CompiledGraph:
     most_in_flight = 1
 
     def __init__(self, module: fx.GraphModule, args: Sequence[object], earlier: Sequence[CompiledGraph]) -> None:
-        number = torch._guards.CompileContext.current_compile_id()
-        self.name = str(number)
+        self.name = compilation_number()
         self.piece = sum(other.name == self.name for other in earlier)
         self.frame = f"{self.name.partition('/')[0]}.{self.piece}"
         self.place = _place_of(module)
         self.graph_break = _break_of(module)
         tensors = [value for value in args if isinstance(value, Tensor)]
         self.shapes = tuple(tuple(tensor.shape) for tensor in tensors if not isinstance(tensor, nn.Parameter))
-        self.resident = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+        self.resident = {storage_id(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
 
     def report(self) -> PlannedGraph:
         """Return the plan with the origin of the graph."""
@@ -180,7 +180,7 @@ def _is_same(node: fx.Node, other: object) -> bool:
         isinstance(value, Tensor)
         and isinstance(other, Tensor)
         and not value.requires_grad
-        and value.untyped_storage()._cdata == other.untyped_storage()._cdata
+        and storage_id(value.untyped_storage()) == storage_id(other.untyped_storage())
         and (value.dtype, value.shape, value.stride()) == (other.dtype, other.shape, other.stride())
         and value.storage_offset() == other.storage_offset()
     )

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch.capture.arguments import Signature
@@ -28,6 +26,8 @@ from scheduler.pytorch.capture.instructions import Call, Instruction, Ref, Retur
 from scheduler.pytorch.capture.joint import Joint, Source
 from scheduler.pytorch.capture.operators import aten, check_call, is_getitem
 from scheduler.pytorch.costs.operators import Costs
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.inductor import CustomPartitionerFn, compile_graph, extract_forward_and_backward
 from scheduler.pytorch.tracing import capture_joint
 from scheduler.schedule import Compute, Schedule
 
@@ -75,16 +75,7 @@ def compile_with_inductor(
     partition : callable
         Splits the joint graph.
     """
-    from torch._functorch import config as autograd_config
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx
-
-    with (
-        # Other layouts would save copies of inputs and weights, which plans do not count.
-        config.patch(custom_partitioner_fn=_Partitioner(partition), layout_optimization=False),
-        autograd_config.patch(enable_autograd_cache=False),
-    ):
-        return cast("Callable[..., Sequence[object]]", compile_fx(module, inputs))  # type: ignore[arg-type]
+    return compile_graph(module, inputs, _Partitioner(partition))
 
 
 def partition_joint(
@@ -189,8 +180,6 @@ class _Splitter:
         self.storages_read_late = self._find_storages_read_late()
 
     def run(self, num_fwd_outputs: int) -> Pair:
-        from torch._functorch.partitioners import _extract_fwd_bwd_modules
-
         early: set[fx.Node] = set()
         for action in self.schedule:
             if not isinstance(action, Compute):
@@ -205,8 +194,7 @@ class _Splitter:
         self._write_output()
         saved = self._find_saved(early, num_fwd_outputs)
         joint = fx.GraphModule(self.joint.module, self.graph)
-        forward, backward = _extract_fwd_bwd_modules(joint, saved, [], num_fwd_outputs=num_fwd_outputs)
-        return forward, backward
+        return extract_forward_and_backward(joint, saved, num_fwd_outputs)
 
     def _find_storages_read_late(self) -> set[str | None]:
         """Return the storages that the backward and its recomputations read."""

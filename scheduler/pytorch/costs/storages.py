@@ -14,9 +14,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.fx.node import Argument
-from torch.utils._pytree import tree_leaves
 
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering.storages import StorageSizes
@@ -30,7 +28,10 @@ from scheduler.pytorch.capture.operators import (
     storage_key,
 )
 from scheduler.pytorch.measurement.rng import kept_generators
-from scheduler.pytorch.torch_private import is_fake
+from scheduler.pytorch.torch_private.autograd import autocast_disabled
+from scheduler.pytorch.torch_private.operators import OpOverload, call_of, schema_of
+from scheduler.pytorch.torch_private.pytree import tree_leaves
+from scheduler.pytorch.torch_private.tensors import is_fake
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 """Positional and keyword arguments of one call."""
@@ -105,7 +106,7 @@ def is_exact(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target in CLONES_STORAGE:
         return False
-    return target.is_view or torch.Tag.pointwise in target.tags or target._schema.name in EXACT
+    return target.is_view or torch.Tag.pointwise in target.tags or schema_of(target).name in EXACT
 
 
 def known_bytes(node: fx.Node, sizes: StorageSizes) -> list[int | None]:
@@ -160,10 +161,10 @@ def _run(node: fx.Node, sizes: StorageSizes) -> list[int | None] | None:
         return None
     target = cast("OpOverload", node.target)
     try:
-        with torch.no_grad(), torch._C._DisableAutocast(), kept_generators():
+        with torch.no_grad(), autocast_disabled(), kept_generators():
             args, kwargs = arguments_on_own_storages(node, sizes.of)
             given = {storage_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-            outputs = _as_list(target._op(*args, **kwargs))
+            outputs = _as_list(call_of(target)(*args, **kwargs))
     except Exception:  # operators reject data in many ways; this one then holds what is known of it
         return None
     return [

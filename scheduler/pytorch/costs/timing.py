@@ -15,9 +15,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.fx.node import Argument
-from torch.utils._pytree import tree_leaves
 
 from scheduler.pytorch.capture.instructions import Call
 from scheduler.pytorch.capture.lowering.inplace import REUSING
@@ -26,6 +24,9 @@ from scheduler.pytorch.costs.storages import CLONES_STORAGE, Arguments, argument
 from scheduler.pytorch.measurement.allocator import allocator_peaks
 from scheduler.pytorch.measurement.memory import now, storage_bytes, storage_sizes
 from scheduler.pytorch.measurement.rng import kept_generators
+from scheduler.pytorch.torch_private.autograd import autocast_disabled
+from scheduler.pytorch.torch_private.operators import OpOverload, call_of, schema_of
+from scheduler.pytorch.torch_private.pytree import tree_leaves
 
 _MIN_ROUNDS = 3
 _MAX_ROUNDS = 30
@@ -145,7 +146,7 @@ _RUNS_BETWEEN_EVENTS = 4
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Run calls as generated code does, and leave the random state as it was."""
-    with torch.no_grad(), torch._C._DisableAutocast(), kept_generators():
+    with torch.no_grad(), autocast_disabled(), kept_generators():
         yield
 
 
@@ -166,7 +167,7 @@ class _Trial:
     """A call with random inputs."""
 
     def __init__(self, call: Call, data: _Data) -> None:
-        self.target = _measured_operator(call)._op
+        self.target = call_of(_measured_operator(call))
         self.args, self.kwargs = data.arguments(call)
         self.output_bytes = 0
         """Bytes of the storages that the latest `run_and_count` allocated and returned."""
@@ -247,7 +248,7 @@ def _written(call: Call) -> set[int]:
     """Return the positions of the arguments that every run of a call changes again."""
     if call.target in IN_PLACE.values():
         return set()
-    arguments = enumerate(_measured_operator(call)._schema.arguments)
+    arguments = enumerate(schema_of(_measured_operator(call)).arguments)
     return {i for i, argument in arguments if argument.alias_info is not None and argument.alias_info.is_write}
 
 

@@ -28,6 +28,7 @@ from scheduler.pytorch.capture.instructions import (
     Update,
 )
 from scheduler.pytorch.capture.operators import aten
+from scheduler.pytorch.torch_private.operators import OpOverload, call_of
 
 
 class Scope:
@@ -68,7 +69,7 @@ class Scope:
         key = (type(value), value)
         if key not in self._constant_names:
             name = f"c{len(self.constants)}"
-            self.constants[name] = value._op if isinstance(value, torch._ops.OpOverload) else value
+            self.constants[name] = call_of(value) if isinstance(value, OpOverload) else value
             self._constant_names[key] = name
         return self._constant_names[key]
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from scheduler.pytorch.source_lines import SourceLine, line_now
-from scheduler.pytorch.torch_private import autograd_node_name
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.autograd import TorchDispatchMode, autograd_node_name, modes_disabled
 
 _UNDEFINED = ("empty", "resize")
 """Operators with these words in their names return values that nothing has written yet."""
@@ -89,7 +88,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
         start = self._starts.pop()
         if name := self._names.get(id(module)):
-            with torch.utils._python_dispatch._disable_current_modes():
+            with modes_disabled():
                 result = _Result(name, _digests(output))
             self.calls.append(_ModuleCall(result, start, len(self.operations)))
 
@@ -145,7 +144,7 @@ def _digests(values: object) -> frozenset[bytes]:
 
 def _digest(tensor: Tensor) -> bytes:
     """Return a digest of the values of a tensor, the same for every layout in memory."""
-    with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+    with torch.no_grad(), modes_disabled():
         dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
         flat = dense.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         digest = hashlib.blake2b(str((tuple(tensor.shape), tensor.dtype)).encode(), digest_size=16)

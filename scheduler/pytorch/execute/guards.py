@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.capture.arguments import Position, Signature, leaf_paths, tensor_paths
+from scheduler.pytorch.torch_private.autograd import is_graph_kept
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def check_single_backward() -> None:
     """Raise an `ExecutionError` if the backward that runs now is to be differentiated or repeated."""
     if torch.is_grad_enabled():
         raise ExecutionError("a planned step has no second derivative: call backward without create_graph=True")
-    if torch._C._autograd._get_current_graph_task_keep_graph():
+    if is_graph_kept():
         raise ExecutionError(
             "the backward of a planned step runs once, because it frees saved tensors as it goes:"
             " call backward without retain_graph=True, or run the plain module"

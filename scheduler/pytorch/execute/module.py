@@ -17,7 +17,8 @@ from scheduler.pytorch.execute.guards import Modes, call_key
 from scheduler.pytorch.execute.verification import Comparison, Verification
 from scheduler.pytorch.guards.outside_states import OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
-from scheduler.pytorch.torch_private import is_transformed
+from scheduler.pytorch.torch_private.autograd import is_transformed
+from scheduler.pytorch.torch_private.modules import BUFFERS, MODULES, PARAMETERS
 
 OnMismatch = Literal["error", "plain", "plan"]
 
@@ -223,7 +224,7 @@ class CheckpointedModule(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            inner = vars(self).get("_modules", {}).get("module")
+            inner = vars(self).get(MODULES, {}).get("module")
             for held in (vars(inner)[kind] for kind in _REGISTERED) if inner is not None else ():
                 if name in held:
                     return held[name]
@@ -231,9 +232,9 @@ class CheckpointedModule(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a tensor that replaces one of the original is set there."""
-        inner = vars(self).get("_modules", {}).get("module")
+        inner = vars(self).get(MODULES, {}).get("module")
         if isinstance(value, Tensor) and inner is not None:
-            for held in (inner._parameters, inner._buffers):
+            for held in (vars(inner)[kind] for kind in (PARAMETERS, BUFFERS)):
                 if name in held:
                     held[name] = value
                     return
@@ -261,7 +262,7 @@ class CheckpointedModule(nn.Module):
             yield _joined(prefix, name), buffer
 
 
-_REGISTERED = ("_modules", "_parameters", "_buffers")
+_REGISTERED = (MODULES, PARAMETERS, BUFFERS)
 
 
 class OtherPlans:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.joint import Source
 from scheduler.pytorch.execute.guards import tensor_key
+from scheduler.pytorch.torch_private.modules import buffers_of, parameters_of
 
 
 class Place:
@@ -29,7 +30,7 @@ class Place:
         for name in source.paths:
             path, _, key = name.rpartition(".")
             owner = module.get_submodule(path)
-            held = owner._parameters if source.kind == "parameter" else owner._buffers
+            held = parameters_of(owner) if source.kind == "parameter" else buffers_of(owner)
             self._holders.append((held, key))  # type: ignore[arg-type]
 
     def find(self, inputs: Sequence[Tensor]) -> Tensor:

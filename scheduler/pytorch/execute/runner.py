@@ -12,8 +12,6 @@ from typing import Unpack
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
-from torch.utils import _pytree as pytree
 
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.joint import TENSOR
@@ -24,6 +22,8 @@ from scheduler.pytorch.execute.places import Place, TensorKeys, places_of
 from scheduler.pytorch.execute.program import Program, Segment
 from scheduler.pytorch.guards.settings import Settings
 from scheduler.pytorch.guards.watch import Watch
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.autograd import autocast_disabled, below_autograd, not_compiled
 from scheduler.schedule import Schedule
 
 
@@ -132,7 +132,7 @@ class _ProgramRunner:
     def _forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the outputs, behind one autograd node per segment of the backward."""
         resident = [place.find(inputs) for place in self._forward_places]
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        with torch.no_grad(), below_autograd(), autocast_disabled():
             outputs, saved = self.program.forward.run(resident)
         step = _Step(self)
         token: object = None
@@ -191,7 +191,7 @@ class _SegmentNode(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @_disable_dynamo
+    @not_compiled
     def backward(ctx, incoming):  # type: ignore[no-untyped-def]
         check_single_backward()
         step, position = ctx.step, ctx.position
@@ -201,7 +201,7 @@ class _SegmentNode(torch.autograd.Function):
         program = step.runner.program
         received = [] if position else [incoming[output] for output in program.tangents.outputs]
         incoming.clear()
-        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        with below_autograd(), autocast_disabled():
             gradients, step.carried = program.backward[position].run(saved, received)
         return (None, None, None, None, None, *gradients)
 

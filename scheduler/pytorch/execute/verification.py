@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from scheduler.pytorch.capture.arguments import fill_arguments, flatten, flatten_with_paths, read_arguments
 from scheduler.pytorch.capture.kept_state import RandomState, State
 from scheduler.pytorch.execute.first_difference import Recording, first_difference
 from scheduler.pytorch.guards.outside_states import OutsideState
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.tensors import version_of
 
 Run = Callable[[tuple[object, ...], dict[str, object]], object]
 """Runs a forward on args and kwargs."""
@@ -193,7 +194,7 @@ class Comparison:
 
     def _record(self, run: Run) -> _Record:
         inputs = [_separate(tensor) for tensor in self._tensors]
-        versions = {name: parameter._version for name, parameter in self._module.named_parameters()}
+        versions = {name: version_of(parameter) for name, parameter in self._module.named_parameters()}
         try:
             outputs = run(*fill_arguments(self._signature, inputs))
             gradients = self._gradients(outputs, inputs)
@@ -204,7 +205,7 @@ class Comparison:
                 parameters={
                     f"parameter {name}": _copied(parameter)
                     for name, parameter in self._module.named_parameters()
-                    if parameter._version != versions.get(name)
+                    if version_of(parameter) != versions.get(name)
                 },
                 gradients=gradients,
                 random=RandomState(self._generators),

@@ -24,6 +24,7 @@ import torch
 from scheduler.pytorch.guards.outside_states import OutsideState
 from scheduler.pytorch.guards.read_names import ReadNames, is_library
 from scheduler.pytorch.source_lines import SourceLine, is_users, source_line
+from scheduler.pytorch.torch_private.dynamo import traced_lines
 
 _CLOCKS = {
     getattr(time, name): f"the clock (time.{name})"
@@ -182,7 +183,7 @@ def _user_line(frame: FrameType) -> SourceLine | None:
         if found is None and _is_user_frame(current):
             found = source_line(current.f_code.co_filename, current.f_lineno)
         current = current.f_back
-    if traced := torch._guards.TracingContext.extract_stack():
+    if traced := traced_lines():
         return source_line(traced[-1].filename, traced[-1].lineno or 0)
     return found
 

@@ -14,8 +14,9 @@ from types import FunctionType, MappingProxyType, MethodType, ModuleType, Simple
 from torch import nn
 
 from scheduler.pytorch.guards.read_names import is_library, mentioned, read_globals, slots_of, vars_of
+from scheduler.pytorch.torch_private.modules import BUFFERS, COMPILED_CALL, MODULES, PARAMETERS
 
-OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training", "_compiled_call_impl"}
+OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training", COMPILED_CALL}
 """Attributes that every module has: tensors, submodules and hooks are watched by themselves."""
 
 
@@ -73,9 +74,7 @@ def parts_of(value: object, names: AbstractSet[str]) -> Iterator[Part]:
         yield from (Part(f".{name}", _getter(name), _put_partial(name)) for name in ("func", "args", "keywords"))
     else:
         if isinstance(value, nn.Module):
-            yield from (
-                _held(held, key) for held in ("_parameters", "_buffers", "_modules") for key in vars(value)[held]
-            )
+            yield from (_held(held, key) for held in (PARAMETERS, BUFFERS, MODULES) for key in vars(value)[held])
         yield from attributes_of(value, names)
 
 

@@ -19,12 +19,12 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 
 from torch import Tensor, nn
 
+from scheduler.pytorch.torch_private.modules import COMPILED_CALL, HOOKS, submodules_of
+
 _LIBRARIES = frozenset({"numba", "numpy", "scheduler", "scipy", "torch", "torchgen"}) | sys.stdlib_module_names
 """Packages whose functions are not followed: their own globals are not part of a step."""
 
-_ALWAYS_READ = frozenset(
-    {"__call__", "__getitem__", "__iter__", "__len__", "_compiled_call_impl", "forward", "training"}
-)
+_ALWAYS_READ = frozenset({"__call__", "__getitem__", "__iter__", "__len__", COMPILED_CALL, "forward", "training"})
 
 _CONSTRUCTION = frozenset({"__init__", "__new__", "__post_init__"})
 _WITHOUT_A_STEP = _CONSTRUCTION | {
@@ -47,13 +47,6 @@ _READ_EVERYTHING = frozenset({"__dict__", "asdict", "astuple", "eval", "exec", "
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 MOST_ENTRIES = 1000
 """Containers with more entries are not searched for code."""
-
-HOOKS = tuple(
-    name
-    for name in vars(nn.Module())
-    if name.endswith(("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"))
-)
-"""Attributes in which a module holds the hooks that run in a step."""
 
 _WRAPPERS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
@@ -140,7 +133,7 @@ class ReadNames:
         if not is_installed(type(value)):
             self._objects.add(id(own))
         if isinstance(value, nn.Module):
-            for part in value._modules.values():
+            for part in submodules_of(value).values():
                 self._add(part)
         for base in type(value).__mro__:
             for name in slots_of(base):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from scheduler.pytorch.torch_private import is_transformed
+from scheduler.pytorch.torch_private.autograd import is_transformed
 
 _SETTINGS: dict[str, Callable[[], object]] = {
     "the default dtype": torch.get_default_dtype,

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from scheduler.pytorch.guards.parts import CONTAINERS, Part, is_followed, parts_of
 from scheduler.pytorch.guards.read_names import MOST_ENTRIES, slots_of, vars_of
-from scheduler.pytorch.torch_private import dict_versions
+from scheduler.pytorch.torch_private.modules import dict_versions
 
 _SCALARS = (
     int, float, complex, str, bytes, type(None), range, slice, frozenset, enum.Enum, np.generic, np.dtype,

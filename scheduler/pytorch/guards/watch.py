@@ -16,13 +16,12 @@ from itertools import chain
 from operator import attrgetter, getitem, is_
 from types import FunctionType
 
-import torch.nn.modules.module as torch_module
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch.guards.parts import Part, attributes_of, parts_of, parts_of_function
-from scheduler.pytorch.guards.read_names import HOOKS, ReadNames, is_installed, is_library, name_of
+from scheduler.pytorch.guards.read_names import ReadNames, is_installed, is_library, name_of
 from scheduler.pytorch.guards.settings import Environment
 from scheduler.pytorch.guards.values import (
     MOST_BYTES_COMPARED,
@@ -34,9 +33,9 @@ from scheduler.pytorch.guards.values import (
     describe_parts,
     parts_difference,
 )
+from scheduler.pytorch.torch_private.modules import HOOKS, buffers_of, global_hooks, parameters_of, submodules_of
 from scheduler.units import format_bytes
 
-_GLOBAL_HOOKS = tuple(f"_global{name}" for name in HOOKS)
 _CELL_CONTENTS = attrgetter("cell_contents")
 
 
@@ -138,10 +137,9 @@ class Watch:
             for name in HOOKS:
                 for key, hook in own[name].items():
                     yield (f"{root.path}.{name}", key), (own[name], hook)
-        for name in _GLOBAL_HOOKS:
-            held = getattr(torch_module, name)
+        for name, held in global_hooks().items():
             for key, hook in held.items():
-                yield (f"torch.nn.modules.module.{name}", key), (held, hook)
+                yield (name, key), (held, hook)
 
 
 def _reads_environment(read: ReadNames) -> bool:
@@ -340,15 +338,16 @@ class _ModuleRoot(_Root):
 
     def _held(self) -> dict[str, object]:
         module = self.value
-        tensors = {**module._parameters, **module._buffers}
-        return {**module._modules, **{name: tensor is not None for name, tensor in tensors.items()}}
+        tensors = {**parameters_of(module), **buffers_of(module)}
+        return {**submodules_of(module), **{name: tensor is not None for name, tensor in tensors.items()}}
 
     def _keys(self) -> set[str]:
         return vars(self.value).keys() & self.names
 
     def _close(self) -> None:
         module = self.value
-        self.trail.dicts += [held for held in (module._modules, module._parameters, module._buffers) if held]
+        held = (submodules_of(module), parameters_of(module), buffers_of(module))
+        self.trail.dicts += [names for names in held if names]
         super()._close()
 
     @property

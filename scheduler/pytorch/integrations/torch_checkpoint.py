@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, create_selective_checkpoint_contexts
 
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.graph import Graph, Operation
 from scheduler.plan import Plan
 from scheduler.pytorch.layerwise.survey import storage_keys
+from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
+from scheduler.pytorch.torch_private.pytree import tree_leaves
 
 Contexts = tuple[AbstractContextManager[object], AbstractContextManager[object]]
 Key = tuple[str, tuple[str, ...]]
@@ -144,13 +145,13 @@ def selective_contexts(plan: Plan, module: str = "") -> Callable[[], Contexts]:
         kept_storages: set[int] = set()
 
         def policy(
-            context: SelectiveCheckpointContext, operator: torch._ops.OpOverload, *args: object, **kwargs: object
+            context: SelectiveCheckpointContext, operator: OpOverload, *args: object, **kwargs: object
         ) -> CheckpointPolicy:
             shapes = tuple("x".join(map(str, tensor.shape)) for tensor in _tensors((args, kwargs)))
             key = (_canonical(str(operator)), shapes)
             number = seen[key]
             seen[key] += 1
-            if operator._schema.is_mutable and kept_storages & storage_keys(_tensors(args[0])):
+            if schema_of(operator).is_mutable and kept_storages & storage_keys(_tensors(args[0])):
                 raise ExecutionError(
                     f"{operator} changes a saved tensor in place, and torch would recompute with the changed one:"
                     " let it return a new tensor, for example with inplace=False"

@@ -17,10 +17,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils import _pytree as pytree
 
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.measurement.rng import restore_generators, save_generators
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.modules import backward_hooks_of, buffers_of, parameters_of
 
 Gradients = list[Tensor | None]
 
@@ -179,7 +180,7 @@ class Link:
 
     def trainable(self) -> list[Tensor]:
         """Return the distinct parameters that require a gradient."""
-        parameters = (parameter for module in self.modules for parameter in module._parameters.values())
+        parameters = (parameter for module in self.modules for parameter in parameters_of(module).values())
         return [*dict.fromkeys(p for p in parameters if p is not None and p.requires_grad)]
 
     def forward(self, state: State) -> State:
@@ -250,30 +251,30 @@ class Link:
             pairs = zip(random, last.random, strict=True)
             if all(one is other and torch.equal(now, then) for (one, now), (other, then) in pairs):
                 random = last.random
-        found = (module._buffers.get(name) for module, name in self.changing)
+        found = (buffers_of(module).get(name) for module, name in self.changing)
         return Moment(random, tuple(None if buffer is None else buffer.detach().clone() for buffer in found))
 
     @contextlib.contextmanager
     def replay(self, moment: Moment) -> Iterator[None]:
         """Make the runs inside repeat the first run, and undo their effects on buffers and random state."""
         random = save_generators(self.generators)
-        buffers = [module._buffers.get(name) for module, name in self.changing]
+        buffers = [buffers_of(module).get(name) for module, name in self.changing]
         try:
             restore_generators(moment.random)
             for (module, name), buffer in zip(self.changing, moment.buffers, strict=True):
-                module._buffers[name] = None if buffer is None else buffer.clone()
+                buffers_of(module)[name] = None if buffer is None else buffer.clone()
             yield
         finally:
             for (module, name), buffer in zip(self.changing, buffers, strict=True):
-                module._buffers[name] = buffer
+                buffers_of(module)[name] = buffer
             restore_generators(random)
 
     def fixed_tensors(self) -> list[Tensor]:
         """Return parameters, and buffers that no run changes: a replay must find them unchanged."""
         found: list[Tensor | None] = []
         for module in self.modules:
-            found += module._parameters.values()
-            found += (tensor for name, tensor in module._buffers.items() if (module, name) not in self.changing)
+            found += parameters_of(module).values()
+            found += (tensor for name, tensor in buffers_of(module).items() if (module, name) not in self.changing)
         return [tensor for tensor in found if tensor is not None]
 
     def _call(self, value: object) -> object:
@@ -331,7 +332,7 @@ def _own_casts() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_hooks(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Disable the tensor hooks of parameters: they run when the gradient is accumulated."""
-    hooks = [(p._backward_hooks, dict(p._backward_hooks)) for p in parameters if p._backward_hooks]
+    hooks = [(hooks, dict(hooks)) for hooks in map(backward_hooks_of, parameters)]
     for registered, _ in hooks:
         registered.clear()
     try:

@@ -13,6 +13,7 @@ from scheduler.errors import ExecutionError
 from scheduler.pytorch.layerwise.groups import Gradients, Link, Moment, Saved, State
 from scheduler.pytorch.layerwise.profiling import Boundary, kind_of
 from scheduler.pytorch.layerwise.program import LayerProgram, Step
+from scheduler.pytorch.torch_private.tensors import version_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +226,7 @@ class LayerRun:
 
 
 def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 def _read_autocast(device_types: Sequence[str]) -> list[tuple[str, torch.dtype, bool, bool]]:

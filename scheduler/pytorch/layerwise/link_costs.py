@@ -19,6 +19,7 @@ from torch import Tensor
 from scheduler.pytorch.layerwise.groups import Gradients, Link, State
 from scheduler.pytorch.layerwise.survey import storage_keys
 from scheduler.pytorch.measurement.memory import StorageTracker, now, storage_sizes
+from scheduler.pytorch.torch_private.tensors import storage_id
 
 Result = TypeVar("Result")
 
@@ -236,7 +237,7 @@ def bytes_outside(ignored: set[int], tensors: Iterable[Tensor]) -> int:
 
 def _storages(tensors: Iterable[Tensor], ignored: set[int]) -> list[tuple[int, weakref.ref[torch.UntypedStorage]]]:
     """Return bytes and a weak reference of each distinct storage that is not ignored."""
-    storages = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    storages = {storage_id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
     return [(storage.nbytes(), weakref.ref(storage)) for key, storage in storages.items() if key not in ignored]
 
 
@@ -258,10 +259,10 @@ def _copy_state(state: State, resident: set[int]) -> State:
 
 def _copy(tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
     storage = tensor.untyped_storage()
-    if storage._cdata not in copies:
+    if storage_id(storage) not in copies:
         whole = tensor.detach().as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
-        copies[storage._cdata] = whole.clone()
-    same = copies[storage._cdata]
+        copies[storage_id(storage)] = whole.clone()
+    same = copies[storage_id(storage)]
     if same.dtype != tensor.dtype:
         same = same.view(tensor.dtype)
     return same.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -14,7 +14,6 @@ from typing import Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from scheduler.pytorch.capture.arguments import Position, Signature
 from scheduler.pytorch.execute.guards import check_single_backward, tensor_key
@@ -24,6 +23,8 @@ from scheduler.pytorch.layerwise.layer_run import LayerRun, PlannedLayers
 from scheduler.pytorch.layerwise.profiling import Profile
 from scheduler.pytorch.layerwise.program import LayerProgram
 from scheduler.pytorch.layerwise.survey import Layers, name_parts, run_in_turn
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.modules import buffers_of, parameters_of
 
 
 class LayeredModule(CheckpointedModule):
@@ -136,7 +137,7 @@ def _tensor_keys(link: Link) -> list[tuple[str, tuple[object, ...]]]:
     return [
         (name, tensor_key(tensor))
         for module in link.modules
-        for held in (module._parameters, module._buffers)
+        for held in (parameters_of(module), buffers_of(module))
         for name, tensor in held.items()
         if tensor is not None
     ]

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError, ExecutionError, SchedulerError
 from scheduler.graph import Tensor as GraphTensor
@@ -44,6 +43,8 @@ from scheduler.pytorch.layerwise.survey import (
 )
 from scheduler.pytorch.measurement.memory import storage_bytes, storage_sizes
 from scheduler.pytorch.measurement.rng import kept_generators
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.modules import buffers_of
 
 
 def profile_layers(
@@ -265,7 +266,7 @@ class _Sweep:
             new = {key: size for key, size in storage_sizes(tensors).items() if key not in seen}
             seen |= new.keys()
             copied = storage_bytes(
-                b for b in (module._buffers[name] for module, name in link.changing) if b is not None
+                b for b in (buffers_of(module)[name] for module, name in link.changing) if b is not None
             )
             found.append(sum(new.values()) + 2 * copied)
         found[-1] += 2 * bytes_outside(self._resident, last.tensors)
@@ -326,12 +327,12 @@ def _restored(parts: Iterable[LayerFunction]) -> Iterator[None]:
     """
     modules = dict.fromkeys(module for part in parts if isinstance(part, nn.Module) for module in part.modules())
     attributes = Attributes(("", module) for module in modules)
-    held = [(m, name, buffer) for m in modules for name, buffer in m._buffers.items() if buffer is not None]
+    held = [(m, name, buffer) for m in modules for name, buffer in buffers_of(m).items() if buffer is not None]
     values = {buffer: buffer.detach().clone() for _, _, buffer in held}
     reshaped: list[str] = []
     try:
         yield
-        now = [(name, values[buffer], module._buffers.get(name)) for module, name, buffer in held]
+        now = [(name, values[buffer], buffers_of(module).get(name)) for module, name, buffer in held]
         reshaped = [name for name, then, after in now if after is not None and after.shape != then.shape]
     finally:
         attributes.restore()

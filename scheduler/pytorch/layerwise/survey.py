@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils import _pytree as pytree
 
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.pytorch.capture.held_tensors import held_tensors
 from scheduler.pytorch.capture.outside_draws import OutsideDraws
 from scheduler.pytorch.layerwise.groups import Link, Saved, State, read_state
 from scheduler.pytorch.measurement.memory import storage_sizes
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.modules import buffers_of, has_hooks, is_batch_norm, submodules_of
+from scheduler.pytorch.torch_private.tensors import version_of
 
 LayerFunction = Callable[..., object]
 Layers = nn.Module | Sequence[LayerFunction]
@@ -35,13 +36,12 @@ def name_parts(layers: Layers, loss: Callable[..., Tensor] | None) -> list[tuple
         As for `profile_layers`.
     """
     if isinstance(layers, nn.Sequential):
-        hooks = (layers._forward_hooks, layers._forward_pre_hooks, layers._backward_hooks, layers._backward_pre_hooks)
-        if type(layers).forward is not nn.Sequential.forward or any(hooks):
+        if type(layers).forward is not nn.Sequential.forward or has_hooks(layers):
             raise InvalidOptionError(
                 f"{type(layers).__name__} does more than call its layers in turn (it has its own forward or hooks):"
                 " give the layers as a list"
             )
-        named: list[tuple[str, object]] = list(layers._modules.items())
+        named: list[tuple[str, object]] = list(submodules_of(layers).items())
     elif isinstance(layers, Sequence) and not isinstance(layers, str):
         named = [(str(number), layer) for number, layer in enumerate(layers)]
     else:
@@ -109,7 +109,7 @@ class Survey:
         self.flags.append(flags)
 
     def _advance(self, number: int, link: Link, state: State, draws: OutsideDraws) -> tuple[State, tuple[bool, ...]]:
-        versions = [tensor._version for tensor in state.tensors]
+        versions = [version_of(tensor) for tensor in state.tensors]
         buffers = _buffers_of(link)
         with draws.kept():
             with draws.recorded():
@@ -118,7 +118,7 @@ class Survey:
             draws.check_values()
         self.found.append(_leaves_of_graph(saved))
         self.changing.append(tuple(buffer.place for buffer in buffers if buffer.has_changed()))
-        changed = [t for t, version in zip(state.tensors, versions, strict=True) if t._version != version]
+        changed = [t for t, version in zip(state.tensors, versions, strict=True) if version_of(t) != version]
         if storage_keys(changed) & self.resident_keys:
             raise ExecutionError(
                 f'layer "{link.name}" changes the arguments of the call in place, so it could not be recomputed:'
@@ -217,17 +217,17 @@ class _Buffer:
     def has_changed(self) -> bool:
         """Return whether the run changed or replaced the buffer, or another run may, as in a normalization."""
         module, name = self.place
-        now = module._buffers.get(name)
-        if isinstance(module, _NormBase) and module.training:
+        now = buffers_of(module).get(name)
+        if is_batch_norm(module) and module.training:
             return True
-        return now is not self.tensor or now._version != self.version or not torch.equal(now, self.value)
+        return now is not self.tensor or version_of(now) != self.version or not torch.equal(now, self.value)
 
 
 def _buffers_of(link: Link) -> list[_Buffer]:
     """Return the buffers of a link as they are now."""
     return [
-        _Buffer((module, name), buffer, buffer._version, buffer.detach().clone())
+        _Buffer((module, name), buffer, version_of(buffer), buffer.detach().clone())
         for module in link.modules
-        for name, buffer in module._buffers.items()
+        for name, buffer in buffers_of(module).items()
         if buffer is not None
     ]

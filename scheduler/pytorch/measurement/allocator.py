@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
-from torch._C._profiler import _ExtraFields_Allocation, _ProfilerEvent
+
+from scheduler.pytorch.torch_private.profiler import AllocationFields, ProfilerEvent, event_trees
 
 Step = Callable[[], object]
 """One training step, that is, a forward and a backward; it clears old gradients itself."""
@@ -42,7 +43,7 @@ def allocator_peaks(steps: Sequence[Step]) -> list[int]:
     finally:
         with _native_stderr_closed():
             profiler.stop()
-    roots = profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    roots = event_trees(profiler)
     events = list(_with_children(roots))
     spans = {event.name: event for event in events if event.name.startswith(_STEP)}
     allocations = sorted(_allocations(events), key=_time_of)
@@ -76,7 +77,7 @@ def _time_of(allocation: Allocation) -> int:
     return allocation[0]
 
 
-def _within(span: _ProfilerEvent, allocations: Sequence[Allocation]) -> Sequence[Allocation]:
+def _within(span: ProfilerEvent, allocations: Sequence[Allocation]) -> Sequence[Allocation]:
     """Return the allocations of all threads during an event."""
     begin = bisect.bisect_left(allocations, span.start_time_ns, key=_time_of)
     end = bisect.bisect_right(allocations, span.end_time_ns, key=_time_of)
@@ -101,7 +102,7 @@ def peak_bytes(allocations: Sequence[Allocation]) -> int:
     return peak
 
 
-def _with_children(events: Iterable[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
+def _with_children(events: Iterable[ProfilerEvent]) -> Iterator[ProfilerEvent]:
     """Yield all events of some trees; an active dispatch mode adds events above those of a step."""
     pending = list(events)
     while pending:
@@ -110,10 +111,10 @@ def _with_children(events: Iterable[_ProfilerEvent]) -> Iterator[_ProfilerEvent]
         yield event
 
 
-def _allocations(events: Iterable[_ProfilerEvent]) -> list[Allocation]:
+def _allocations(events: Iterable[ProfilerEvent]) -> list[Allocation]:
     found = []
     for event in events:
         fields = event.extra_fields
-        if isinstance(fields, _ExtraFields_Allocation):
+        if isinstance(fields, AllocationFields):
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size, fields.device.type == "cpu"))
     return found

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from scheduler.errors import InvalidOptionError
 from scheduler.pytorch.measurement.allocator import Step, allocator_peak
+from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
+from scheduler.pytorch.torch_private.pytree import tree_leaves
+from scheduler.pytorch.torch_private.tensors import storage_id
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         # Keeps them alive, so that no other storage gets the address of one of them.
         self._held = tuple(ignored)
-        self._ignored = {tensor.untyped_storage()._cdata for tensor in self._held}
+        self._ignored = {storage_id(tensor.untyped_storage()) for tensor in self._held}
         self._sizes: dict[int, int] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -95,7 +96,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _see(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key = storage_id(storage)
         if key in self._ignored:
             return
         size = storage.nbytes()
@@ -156,7 +157,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Return the bytes of each distinct storage of these tensors, by its identity."""
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return {storage._cdata: storage.nbytes() for storage in storages}
+    return {storage_id(storage): storage.nbytes() for storage in storages}
 
 
 def resident_tensors(module: torch.nn.Module, inputs: object = ()) -> list[torch.Tensor]:

@@ -13,6 +13,8 @@ from torch import nn
 from scheduler.errors import CaptureError
 from scheduler.pytorch.capture.arguments import holds_objects
 from scheduler.pytorch.capture.exporting.flat_step import ModuleWithLoss
+from scheduler.pytorch.torch_private.dynamo import LOGGERS, capture, forget_compiled
+from scheduler.pytorch.torch_private.modules import BUFFERS
 
 
 class _Called(ModuleWithLoss):
@@ -61,33 +63,24 @@ def capture_with_dynamo(
     CaptureError
         If forward replaces a buffer.
     """
-    import torch._dynamo
-    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
-
-    # Shapes of an earlier capture of the same code would otherwise make sizes symbolic here.
-    torch._dynamo.reset()
-    settings = {
-        "automatic_dynamic_shapes": False,
-        "assume_static_by_default": True,
-        "ignore_logging_functions": {
-            getattr(logging.Logger, name)
-            for name in ("debug", "info", "warning", "error", "log", "warning_once", "info_once")
-            if hasattr(logging.Logger, name)
-        },
+    logs: set[object] = {
+        getattr(logging.Logger, name)
+        for name in ("debug", "info", "warning", "error", "log", "warning_once", "info_once")
+        if hasattr(logging.Logger, name)
     }
-    with torch._dynamo.config.patch(settings), warnings.catch_warnings(record=True) as caught:
+    forget_compiled()
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        captured: nn.Module
         if holds_objects((args, kwargs)):
             called = _Called(core, args, kwargs)
-            captured = dynamo_graph_capture_for_export(called)()
+            captured = capture(called, (), {}, ignored_functions=logs)
             captured.forward = called.with_arguments(captured.forward)
         else:
-            captured = dynamo_graph_capture_for_export(core)(*args, **kwargs)
+            captured = capture(core, args, kwargs, ignored_functions=logs)
     effects = [str(warning.message) for warning in caught if "side effects" in str(warning.message)]
-    if found := next((effect for effect in effects if "_buffers" in effect), ""):
+    if found := next((effect for effect in effects if BUFFERS in effect), ""):
         raise CaptureError(f"a buffer is replaced in forward, which TorchDynamo drops: {found}")
-    torch._dynamo.reset()
+    forget_compiled()
     return captured, [name for effect in effects for name in _LAST_NAME.findall(effect)]
 
 
@@ -98,7 +91,7 @@ _LAST_NAME = re.compile(r"(\w+)(?:'\])?[\"'][,\]]")
 @contextlib.contextmanager
 def muted_logging() -> Iterator[None]:
     """Keep torch from logging the errors of a first attempt, which may fail."""
-    loggers = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch._dynamo")]
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [logger.disabled for logger in loggers]
     try:
         for logger in loggers:

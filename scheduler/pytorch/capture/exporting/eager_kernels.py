@@ -13,18 +13,19 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
-from torch._ops import OpOverload
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch.capture.kernels import DROPOUT, aten, dropout_scale, lstm_workspace_bytes
-from scheduler.pytorch.torch_private import (
+from scheduler.pytorch.torch_private.operators import (
+    DispatchKey,
     Kernels,
+    OpOverload,
     forget_fake_results,
     has_bfloat16_kernels,
     replaced_kernels,
     run_composite,
 )
+from scheduler.pytorch.torch_private.tensors import is_view
 
 _DECOMPOSED = [
     "_upsample_bicubic2d_aa",
@@ -121,7 +122,7 @@ def _parameters_cast_once() -> Iterator[Callable[..., Tensor]]:
 def _is_cached_by_autocast(value: Tensor) -> bool:
     """Return whether autocast caches casts of a tensor: of leaves in float32 that require a gradient."""
     is_leaf = value.is_leaf or type(value.grad_fn).__name__ == "Error"  # of what AOTAutograd wraps
-    return value.dtype == torch.float32 and value.requires_grad and is_leaf and not value._is_view()
+    return value.dtype == torch.float32 and value.requires_grad and is_leaf and not is_view(value)
 
 
 def _dropout(value: Tensor, p: float, train: bool) -> Tensor:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError, SchedulerError
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.kept_state import kept_state
 from scheduler.pytorch.guards.read_names import MOST_ENTRIES
 from scheduler.pytorch.source_lines import line_of_error
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.operators import schema_of
 
 
 def check_runs(
@@ -110,7 +111,7 @@ def check_observers(joint: Joint) -> None:
     for node in joint.module.graph.nodes:
         if node.op != "call_function" or "fused_moving_avg_obs_fq_helper" not in str(node.target):
             continue
-        values = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+        values = dict(zip((argument.name for argument in schema_of(node.target).arguments), node.args, strict=False))
         if not values.get("per_row_fake_quant"):
             continue
         rows = values["self"].meta["val"].shape[values["ch_axis"]]

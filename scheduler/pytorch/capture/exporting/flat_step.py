@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch.capture.arguments import Signature, fill_arguments, flatten
 from scheduler.pytorch.capture.held_tensors import HeldTensor
 from scheduler.pytorch.capture.joint import TENSOR, Source, SourceKind
 from scheduler.pytorch.guards.tensors import TensorPlace
+from scheduler.pytorch.torch_private import pytree
+from scheduler.pytorch.torch_private.modules import buffers_of, with_tensors
+from scheduler.pytorch.torch_private.tensors import storage_id
 
 
 class ModuleWithLoss(nn.Module):
@@ -125,7 +127,7 @@ class FlatStep(nn.Module):
         with contextlib.ExitStack() as stack:
             for place, attribute in self._places:
                 stack.callback(place.put(getattr(self, attribute)))
-            stack.enter_context(nn.utils.stateless._reparametrize_module(core, own))
+            stack.enter_context(with_tensors(core, own))
             outputs = core(*args, **kwargs)
             _copy_replaced_buffers(core, own)
             self._replaced.update(
@@ -154,7 +156,7 @@ def _copy_replaced_buffers(core: nn.Module, own: dict[str, Tensor]) -> None:
     """Turn the assignment of a new tensor to a buffer into a change of the old one."""
     for name, tensor in own.items():
         path, _, key = name.rpartition(".")
-        current = core.get_submodule(path)._buffers.get(key)
+        current = buffers_of(core.get_submodule(path)).get(key)
         if current is not None and current is not tensor and not isinstance(tensor, nn.Parameter):
             if current.shape != tensor.shape or current.dtype != tensor.dtype:
                 raise CaptureError(f'buffer "{name}" is replaced by a tensor of another shape or dtype in forward')
@@ -167,10 +169,10 @@ def _without_shared_gradients(outputs: Sequence[Tensor], held: Sequence[Tensor])
 
     An autograd function cannot return them: gradients would have to flow from one to the other.
     """
-    taken = {tensor.untyped_storage()._cdata for tensor in held}
+    taken = {storage_id(tensor.untyped_storage()) for tensor in held}
     result = []
     for output in outputs:
-        storage = output.untyped_storage()._cdata
+        storage = storage_id(output.untyped_storage())
         if output.requires_grad:
             if storage in taken:
                 output = output.clone()

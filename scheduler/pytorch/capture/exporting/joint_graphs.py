@@ -15,14 +15,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
-from torch._functorch._aot_autograd.descriptors import (
-    BufferAOTInput,
-    InputMutationAOTOutput,
-    ParamAOTInput,
-    PlainAOTInput,
-    PlainAOTOutput,
-)
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch.capture.arguments import read_arguments, tensor_paths
@@ -46,6 +38,16 @@ from scheduler.pytorch.capture.outside_draws import OutsideDraws
 from scheduler.pytorch.capture.rewriting import rewrite
 from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.measurement.rng import kept_generators
+from scheduler.pytorch.torch_private.aot import (
+    BufferAOTInput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+)
+from scheduler.pytorch.torch_private.aot import export_joint as export_joint_graph
+from scheduler.pytorch.torch_private.dynamo import outside_of_compilation
+from scheduler.pytorch.torch_private.tensors import is_traceable_wrapper_subclass
 
 
 def export_joint(
@@ -137,7 +139,7 @@ def export_graph(module: fx.GraphModule, args: Sequence[object]) -> Joint:
     signature, tensors = read_arguments(args, {})
     step = FlatStep(ModuleWithLoss(module, None), signature, ())
     # TorchDynamo's own context would make sizes symbolic here.
-    with torch._guards.tracing(None), _untouched(module), torch.enable_grad():
+    with outside_of_compilation(), _untouched(module), torch.enable_grad():
         exported = _export(step, tensors)
     rewrite(exported)
     if step.copied_outputs:
@@ -168,17 +170,9 @@ def _untouched(module: nn.Module) -> Iterator[Attributes]:
 
 
 def _export(step: FlatStep, tensors: Sequence[Tensor]) -> fx.GraphModule:
-    from torch._functorch import config
-    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(config.patch(backward_pass_autocast="off", functionalize_rng_ops=False))
-        stack.enter_context(warnings.catch_warnings())
+    with warnings.catch_warnings(), eager_kernels():
         warnings.simplefilter("ignore")
-        stack.enter_context(eager_kernels())
-        exported = aot_export_joint_with_descriptors(stack, step, tuple(tensors), {})
-        graph_module: fx.GraphModule = exported.graph_module
-    return graph_module
+        return export_joint_graph(step, tensors)
 
 
 def _read_joint(exported: fx.GraphModule, step: FlatStep, route: Route) -> Joint:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import cast
 
 from torch import fx
-from torch._ops import OpOverload
 from torch.fx.node import Argument
 
 from scheduler.errors import CaptureError
@@ -25,6 +24,7 @@ from scheduler.pytorch.capture.operators import (
     may_overwrite_input,
     owner,
 )
+from scheduler.pytorch.torch_private.operators import OpOverload
 
 
 @dataclass(frozen=True)

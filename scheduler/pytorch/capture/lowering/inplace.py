@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.fx.node import Argument
 
 from scheduler.pytorch.capture.lowering.storages import StorageSizes
 from scheduler.pytorch.capture.operators import aten, nodes_in, owner, storage_key
+from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
 
 OVER_FIRST = {
     aten.add.Tensor: aten.add_.Tensor,
@@ -100,7 +100,7 @@ def _candidates(node: fx.Node, sizes: StorageSizes) -> Iterator[Reuse]:
     for args in orders:
         source = args[0]
         if isinstance(source, fx.Node) and _layout(source, sizes) == _layout(node, sizes):
-            into: dict[str, Argument] = {a.name: source for a in target._schema.arguments if a.is_out}
+            into: dict[str, Argument] = {a.name: source for a in schema_of(target).arguments if a.is_out}
             yield Reuse(source, target, args, node.kwargs | into)
 
 

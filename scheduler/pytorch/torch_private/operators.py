@@ -1,39 +1,37 @@
-"""The private names of torch that the package uses, each with what is expected of it."""
+"""Operators: their schemas, and the kernels that torch runs for them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch._C._dynamo.guards
-from torch._C import DispatchKey
-from torch._C._functorch import peek_interpreter_stack
+import torch
+from torch._C import DispatchKey, FunctionSchema
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.autograd import forward_ad
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-_dict_version: Callable[[Any], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
-
-
-def dict_versions(dicts: Iterable[Mapping[Any, Any]]) -> object:
-    """Return a value that is equal to an earlier one if none of these dicts has changed in between.
-
-    TorchDynamo's guards use the version that Python keeps of each dict. Without it, no value
-    is equal to another one, and the dicts have to be compared entry by entry.
-    """
-    return object() if _dict_version is None else tuple(map(_dict_version, dicts))
-
-
-def is_transformed() -> bool:
-    """Return whether a transform such as `torch.func.grad` or `vmap`, or forward-mode AD, is active."""
-    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+__all__ = [
+    "DispatchKey",
+    "Kernels",
+    "OpOverload",
+    "call_of",
+    "forget_fake_results",
+    "has_bfloat16_kernels",
+    "replaced_kernels",
+    "run_composite",
+    "schema_of",
+]
 
 
-def autograd_node_name() -> str:
-    """Return the name of the autograd node whose backward is running, "" outside a backward."""
-    node = torch._C._current_autograd_node()
-    return "" if node is None else str(node.name())
+def schema_of(operator: OpOverload) -> FunctionSchema:
+    """Return the schema of an operator: its qualified `name`, its `arguments`, whether it `is_mutable`."""
+    return operator._schema
+
+
+def call_of(operator: OpOverload) -> Callable[..., Any]:
+    """Return the function in C++ that calls an operator; it takes less time than the operator's own call."""
+    return operator._op
 
 
 Kernels = Mapping[DispatchKey, Callable[..., object] | None]
@@ -76,8 +74,3 @@ def forget_fake_results() -> None:
 def has_bfloat16_kernels() -> bool:
     """Return whether oneDNN's recurrent kernels run in bfloat16 on this processor."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has no data because a FakeTensorMode created it."""
-    return isinstance(tensor, FakeTensor)

@@ -1,0 +1,62 @@
+"""Autograd, autocast, transforms and dispatch modes: what is active now, and how to leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TypeVar, cast
+
+import torch
+from torch._C._functorch import peek_interpreter_stack
+from torch._compile import _disable_dynamo
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+__all__ = [
+    "TorchDispatchMode",
+    "autocast_disabled",
+    "autograd_node_name",
+    "below_autograd",
+    "is_graph_kept",
+    "is_transformed",
+    "modes_disabled",
+    "not_compiled",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def is_transformed() -> bool:
+    """Return whether a transform such as `torch.func.grad` or `vmap`, or forward-mode AD, is active."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def autograd_node_name() -> str:
+    """Return the name of the autograd node whose backward is running, "" outside a backward."""
+    node = torch._C._current_autograd_node()
+    return "" if node is None else str(node.name())
+
+
+def is_graph_kept() -> bool:
+    """Return whether the backward that runs now was called with `retain_graph=True`."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def below_autograd() -> AbstractContextManager[object]:
+    """Return a context that calls the kernels of operators without autograd, whether gradients are on or not."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def autocast_disabled() -> AbstractContextManager[object]:
+    """Return a context without autocast on any device, which keeps autocast's copies of weights."""
+    return torch._C._DisableAutocast()
+
+
+def modes_disabled() -> AbstractContextManager[object]:
+    """Return a context in which no dispatch mode sees an operator."""
+    return _disable_current_modes()
+
+
+def not_compiled(function: _Function) -> _Function:
+    """Make a function one that TorchDynamo neither traces nor compiles; TorchDynamo is imported at its first call."""
+    return cast("_Function", _disable_dynamo(function))
