@@ -53,7 +53,8 @@ def trace(
         outputs and their incoming gradients, but not what the caller computes from them.
     costs : "measured" or "flops"
         The cost model of operations. "measured": times on this machine in seconds, which takes
-        a few seconds. "flops": the same on every machine; moved bytes only break ties.
+        a few seconds. "flops": the same on every machine; operators that multiply cost their
+        FLOPs, and for all others moved bytes only break ties, which is not the time they take.
     workspaces : bool, optional
         Whether to measure the memory that operators allocate internally. With it, the peak,
         and so the budget, is the allocator's; without it, that of live storages. By default

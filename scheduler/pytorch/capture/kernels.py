@@ -7,15 +7,13 @@ what eager runs, and one that keeps what its backward needs only where autograd 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
-from torch.utils.flop_counter import register_flop_formula
 
 from scheduler.pytorch.torch_private.autograd import below_autograd
 from scheduler.pytorch.torch_private.operators import schema_of
@@ -118,19 +116,3 @@ def _outside_of_tracing(function: Callable[[], _Result]) -> _Result:
     """Run a function in a thread of its own, where no mode, autocast or transform of the caller is active."""
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(function).result()
-
-
-@register_flop_formula([LSTM_LAYER.overloadpacket, aten.mkldnn_rnn_layer])
-def _lstm_flops(
-    value: Sequence[int], weight: Sequence[int], hidden_weight: Sequence[int], *_: object, **__: object
-) -> int:
-    """Count the matrix products of all steps."""
-    return 2 * value[0] * value[1] * (math.prod(weight) + math.prod(hidden_weight))
-
-
-@register_flop_formula(aten.mkldnn_rnn_layer_backward)
-def _lstm_backward_flops(
-    value: Sequence[int], weight: Sequence[int], hidden_weight: Sequence[int], *_: object, **__: object
-) -> int:
-    """Count the matrix products of all steps: two for each one of the forward."""
-    return 4 * value[0] * value[1] * (math.prod(weight) + math.prod(hidden_weight))

@@ -16,7 +16,7 @@ from scheduler.errors import InvalidOptionError
 from scheduler.pytorch.capture.instructions import Call, Lowered
 from scheduler.pytorch.capture.operators import describe_call, nodes_in, output_values, storage_key
 from scheduler.pytorch.costs.timing import Rates, Trials, measure_rates
-from scheduler.pytorch.measurement.memory import count_flops
+from scheduler.pytorch.measurement.flop_formulas import count_flops
 
 Costs = Literal["measured", "flops"]
 
@@ -36,8 +36,10 @@ def with_costs(lowered: Lowered, costs: Costs, *, workspaces: bool | None = None
         run alone on random data; its time is the shortest one, in seconds. The time of a call
         that cannot be run (on device "meta", or because the operator fails on such data) is
         estimated from its FLOPs and bytes at the machine's rates. "flops": exact and the same
-        on every machine; a call without FLOPs costs `FLOPS_PER_BYTE` for each byte that it
-        reads and writes.
+        on every machine. Matrix products, convolutions, attention, recurrent layers, linear
+        algebra and Fourier transforms cost their FLOPs, as published comparisons count them.
+        Everything else (elementwise operations, normalizations, dropout, pooling, copies) is
+        limited by the bytes that it reads and writes, and costs `FLOPS_PER_BYTE` for each.
     workspaces : bool, optional
         Whether to measure workspaces: the bytes that each distinct call, run alone, allocates
         in addition to its outputs. By default True if times are measured.

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from scheduler.errors import InvalidOptionError
 from scheduler.pytorch.measurement.allocator import Step, allocator_peak
+from scheduler.pytorch.measurement.flop_formulas import count_flops
 from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
 from scheduler.pytorch.torch_private.pytree import tree_leaves
 from scheduler.pytorch.torch_private.tensors import storage_id
@@ -38,7 +38,8 @@ class Measurement:
     resident_bytes : int
         Bytes of the storages given as resident.
     flops : int
-        Floating-point operations of matrix products, convolutions and attention.
+        Floating-point operations of matrix products, convolutions, attention and other operators
+        that multiply.
     seconds : float
         Shortest time of one step.
     baseline_seconds : float or None
@@ -132,21 +133,6 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         self.flops += count_flops(func, args, kwargs, result)
         return result
-
-
-def count_flops(operator: object, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> int:
-    """Return the floating-point operations of one call, 0 if no formula is known.
-
-    Parameters
-    ----------
-    operator : OpOverload
-    args, kwargs
-        The arguments of the call; fake tensors will do.
-    result
-        The returned value.
-    """
-    formula = flop_registry.get(getattr(operator, "overloadpacket", operator))
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
