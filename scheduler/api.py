@@ -10,12 +10,12 @@ from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeE
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
-from scheduler.problem import Problem, parse_budget
+from scheduler.problem import Problem
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
-from scheduler.solvers.smallest_peak import smallest_peak, squeeze
+from scheduler.solvers.smallest_peak import smallest_peak, squeeze, with_budget
 from scheduler.units import format_bytes, format_peak
 
 MIN_EXPLANATION_SECONDS, MAX_EXPLANATION_SECONDS = 0.3, 10.0
@@ -66,7 +66,10 @@ def solve(
     budget : int or str
         Largest peak of the whole step, resident tensors (parameters, optimizer state,
         inputs) included: bytes as an int, "8GiB", "8GB", or "60%" of what the
-        save-everything step adds to the resident bytes.
+        save-everything step adds to the resident bytes. "min" is the smallest peak for which a
+        schedule is known, and "min+10%" is 10 % of the way from there to the peak of the
+        save-everything step; finding it takes up to a tenth of the time limit, and `auto` always
+        has an answer.
     solver : str
         One of `solver_names()`.
     time_limit : float
@@ -105,7 +108,7 @@ def solve(
     started = clock.now()
     deadline = Deadline(time_limit)
     with stopped_by_interrupt(deadline):
-        problem = Problem(graph, parse_budget(budget, graph), reorder, chain)
+        problem = with_budget(Problem(graph, 0, reorder, chain), budget, deadline)
         proposal = propose_with_bounds(problem, solver, deadline, seed)
         solution = grade(problem, proposal, solver=solver, seconds=clock.now() - started)
     if solution.schedule is None:

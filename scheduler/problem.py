@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from scheduler.budgets import read_budget
 from scheduler.errors import InvalidBudgetError, InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.schedule import Schedule, schedule_from_runs
 from scheduler.simulator import Simulation, simulate
-from scheduler.units import parse_bytes, split_quantity
+from scheduler.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +100,31 @@ def save_everything(graph: Graph) -> Schedule:
     return schedule_from_runs(graph, graph.index.defaults)
 
 
-def parse_budget(budget: int | str, graph: Graph, *, baseline: Simulation | None = None) -> int:
+def parse_budget(
+    budget: int | str,
+    graph: Graph,
+    *,
+    baseline: Simulation | None = None,
+    smallest_peak: Callable[[], int] | None = None,
+) -> int:
     """Return a budget in bytes of the peak of the whole step.
 
     Parameters
     ----------
     budget : int or str
         Bytes, or text: "8GiB", "8GB", or "60%": the resident bytes plus 60 % of what the
-        save-everything step adds to them.
+        save-everything step adds to them. "min" is the smallest known peak, and "min+10%" is
+        10 % of the way from there to the peak of the save-everything step.
     graph : Graph
     baseline : Simulation, optional
         The simulation of the save-everything schedule, if the caller has it.
+    smallest_peak : callable, optional
+        Returns the smallest known peak in bytes; "min" needs it.
 
     Raises
     ------
     InvalidBudgetError
-        If the text cannot be understood, or the value is negative.
+        If the text cannot be understood or has no meaning for a graph, or the value is negative.
 
     Examples
     --------
@@ -123,14 +134,15 @@ def parse_budget(budget: int | str, graph: Graph, *, baseline: Simulation | None
     >>> parse_budget("60%", graph)
     130
     """
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        number, unit = split_quantity(budget)
-        if unit != "%":
-            raise InvalidBudgetError(f'cannot read "{budget}": write for example "60%"')
-        baseline = baseline or simulate(graph, save_everything(graph))
-        extra = baseline.peak_bytes - graph.resident_bytes
-        return graph.resident_bytes + math.floor(extra * number / 100)
-    return parse_bytes(budget)
+    read = read_budget(budget)
+    if not read.is_relative:
+        return read.resolve(0, 0, lambda: 0)
+
+    def unknown() -> int:
+        raise InvalidBudgetError(f'the budget "{budget}" needs a search for the smallest peak: call minimum_budget')
+
+    baseline = baseline or simulate(graph, save_everything(graph))
+    return read.resolve(graph.resident_bytes, baseline.peak_bytes, smallest_peak or unknown)
 
 
 def necessary_tasks(graph: Graph) -> tuple[int, ...]:

@@ -11,15 +11,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 from scheduler.api import check_options, lower, with_bounds
+from scheduler.budgets import read_budget
 from scheduler.comparisons.journal import Journal
 from scheduler.comparisons.table import FAILED, NOT_INSTALLED, UNSUITABLE, Comparison, Row, read_rows
 from scheduler.errors import InvalidOptionError, MissingExtraError, UnsuitableProblemError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
-from scheduler.problem import Problem, parse_budget
+from scheduler.problem import Problem
 from scheduler.solution import grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
+from scheduler.solvers.smallest_peak import with_budget
 from scheduler.zoo import random_layered, uniform_chain
 
 _POLL_SECONDS = 0.2
@@ -45,7 +47,7 @@ def compare(
     graphs : sequence or mapping of Graph or Chain
         The keys of a mapping name the graphs; otherwise their own names do.
     budgets : sequence of int or str
-        As for `solve`.
+        As for `solve`. For "min", a solver gets the bytes, but not the schedule that fits.
     solvers : sequence of str
         Names from `solver_names()`.
     time_limit : float
@@ -89,12 +91,13 @@ def compare(
     two steps 11 ilp INFEASIBLE None
     """
     check_options(time_limit, seed)
-    cases = _cases(graphs, budgets, solvers, time_limit, reorder, seed)
+    problems = _problems(graphs, budgets, solvers, reorder)
     whole = Deadline(math.inf)
     with ExitStack() as stack:
         journal = None if path is None else stack.enter_context(Journal(path))
         found = {} if journal is None else {row.key: row for row in read_rows(path, journal.entries)}
         stack.enter_context(stopped_by_interrupt(whole))
+        cases = _cases(problems, budgets, solvers, time_limit, seed, found.values(), whole)
         _run(cases, found, executor, whole, journal, progress)
     finished = [case.row for case in cases if case.row.key in found]
     rows = [replace(found[row.key], graph=row.graph, budget=row.budget) for row in finished]
@@ -109,27 +112,44 @@ class _Case:
     row: Row
 
 
-def _cases(
+def _problems(
     graphs: Sequence[Graph | Chain] | Mapping[str, Graph | Chain],
     budgets: Sequence[int | str],
     solvers: Sequence[str],
-    time_limit: float,
     reorder: bool,
-    seed: int,
-) -> list[_Case]:
+) -> list[tuple[str, Problem]]:
+    """Return each graph as a problem without a budget, with its name, after a check of all arguments."""
     for what, given in (("graphs", graphs), ("budgets", budgets), ("solvers", solvers)):
         if isinstance(given, str) or not isinstance(given, Collection) or not len(given):
             raise InvalidOptionError(f"{what} must be a sequence of at least one, got {given!r:.80}")
     for solver in solvers:
         load_solver(solver)
+    for budget in budgets:
+        read_budget(budget).resolve(0, 0, lambda: 0)
+    named = graphs.items() if isinstance(graphs, Mapping) else _named(graphs)
+    lowered = [(str(name), lower(graph_or_chain)) for name, graph_or_chain in named]
+    return [(name, Problem(graph, 0, reorder, chain)) for name, (graph, chain) in lowered]
+
+
+def _cases(
+    problems: Sequence[tuple[str, Problem]],
+    budgets: Sequence[int | str],
+    solvers: Sequence[str],
+    time_limit: float,
+    seed: int,
+    finished: Iterable[Row],
+    whole: Deadline,
+) -> list[_Case]:
+    known = {(row.graph_digest, row.budget, row.reorder, row.time_limit): row.budget_bytes for row in finished}
     cases = []
-    for name, graph_or_chain in graphs.items() if isinstance(graphs, Mapping) else _named(graphs):
-        graph, chain = lower(graph_or_chain)
-        without_budget = Problem(graph, 0, reorder, chain)
+    for name, without_budget in problems:
+        digest = (without_budget.chain or without_budget.graph).digest
         for budget in budgets:
-            budget_bytes = parse_budget(budget, graph, baseline=without_budget.baseline)
-            problem = replace(without_budget, budget_bytes=budget_bytes)
-            rows = [Row.asked(problem, str(name), str(budget), solver, time_limit, seed) for solver in solvers]
+            # The smallest known peak must be the same when a comparison is resumed.
+            earlier = known.get((digest, str(budget), without_budget.reorder, time_limit))
+            given = budget if earlier is None else earlier
+            problem = replace(with_budget(without_budget, given, Deadline(time_limit, whole)), starts=())
+            rows = [Row.asked(problem, name, str(budget), solver, time_limit, seed) for solver in solvers]
             cases += [_Case(problem, row) for row in rows]
     return cases
 

@@ -6,25 +6,25 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from threading import Lock
 
 from scheduler.api import check_options, lower, propose_with_bounds
+from scheduler.budgets import read_budget
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
-from scheduler.problem import Problem, parse_budget
+from scheduler.problem import Problem
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, grade
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
-from scheduler.solvers.smallest_peak import smallest_peak
+from scheduler.solvers.smallest_peak import SHARE_OF_TIME, squeeze
 from scheduler.tables import html_table, text_table
 from scheduler.units import format_bytes, format_peak, format_percent
 
 _DEFAULT_BUDGETS = 10
-_SMALLEST_PEAK_TIME_SHARE = 0.1
-"""Share of the time limit for finding the smallest of the default budgets."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,11 +129,12 @@ def frontier(
     graph, chain = lower(graph_or_chain)
     sweep = _Sweep(Problem(graph, 0, reorder, chain), solver, Deadline(time_limit), seed)
     with stopped_by_interrupt(sweep.deadline):
+        most = sweep.problem.baseline.peak_bytes
         if budgets is None:
-            smallest, most = sweep.smallest_peak(), sweep.problem.baseline.peak_bytes
+            smallest = sweep.smallest_peak
             wanted = {smallest + (most - smallest) * k // (_DEFAULT_BUDGETS - 1) for k in range(_DEFAULT_BUDGETS)}
         else:
-            wanted = {parse_budget(budget, graph, baseline=sweep.problem.baseline) for budget in budgets}
+            wanted = {read_budget(b).resolve(graph.resident_bytes, most, lambda: sweep.smallest_peak) for b in budgets}
         sweep.run(sorted(wanted, reverse=True))
     return Frontier(tuple(sweep.merged(budget) for budget in sorted(wanted)))
 
@@ -157,10 +158,11 @@ class _Sweep:
         self.cuts: list[int] = []
         self._lock = Lock()
 
+    @cached_property
     def smallest_peak(self) -> int:
-        """Return the smallest known peak, and let searches start from its schedule."""
-        deadline = self.deadline.within(_SMALLEST_PEAK_TIME_SHARE * self.deadline.remaining)
-        peak, schedule = smallest_peak(self.problem, deadline)
+        """The smallest known peak; searches start from its schedule."""
+        deadline = self.deadline.within(SHARE_OF_TIME * self.deadline.remaining)
+        peak, schedule = squeeze(self.problem, deadline)
         self.starts.append(schedule)
         return peak
 

@@ -1,23 +1,51 @@
-"""Find the smallest peak for which a schedule is known."""
+"""Find the smallest peak for which a schedule is known, and turn budgets such as "min+10%" into bytes."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from scheduler.errors import UnsuitableProblemError
 from scheduler.graph.chain import Chain
-from scheduler.problem import Problem
-from scheduler.schedule import Schedule
+from scheduler.problem import Problem, parse_budget
+from scheduler.schedule import Schedule, follows_input_order
 from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.registry import load_solver, missing_package_explained
 
+SHARE_OF_TIME = 0.1
+"""Share of a time limit for the search for the smallest peak, where a budget such as "min" needs it."""
 _FRUGAL_SOLVERS = ("recompute-all", "segments")
 _MOST_GREEDY_BUDGETS = 12
 _MOST_EXACT_LAYERS = 100
 """The smallest persistent peak of a chain of at most so many layers is computed exactly."""
 _SQUEEZE_STEPS = 500
 """`squeeze` ends when the gap is one step: the distance from the floor to the save-everything peak over this."""
+
+
+def with_budget(problem: Problem, budget: int | str, deadline: Deadline) -> Problem:
+    """Return a problem with a budget in bytes; for "min", its starts include the schedule that fits.
+
+    The search for the smallest peak takes at most `SHARE_OF_TIME` of the time until the deadline,
+    except for what the first, frugal solvers need.
+
+    Raises
+    ------
+    InvalidBudgetError
+        If the budget cannot be understood, or is "auto".
+    """
+    starts = problem.starts
+
+    def smallest() -> int:
+        nonlocal starts
+        peak_bytes, schedule = squeeze(
+            replace(problem, budget_bytes=0), deadline.within(SHARE_OF_TIME * deadline.remaining)
+        )
+        starts = (schedule, *starts)
+        return peak_bytes
+
+    budget_bytes = parse_budget(budget, problem.graph, baseline=problem.baseline, smallest_peak=smallest)
+    return replace(problem, budget_bytes=budget_bytes, starts=starts)
 
 
 def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
@@ -31,8 +59,9 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     search = _PeakSearch(problem, deadline)
     for start in problem.starts:
         search.offer(start)
-    if problem.chain is not None and len(problem.chain.layers) <= _MOST_EXACT_LAYERS and not search.fits:
-        search.ask("dp", _least_persistent_peak(problem.chain))
+    chain = _short_chain(problem)
+    if chain is not None and not search.fits:
+        search.ask("dp", _least_persistent_peak(chain))
     budget = problem.floor.bytes
     for name in _FRUGAL_SOLVERS:
         search.ask(name, budget)
@@ -45,13 +74,14 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
 
 
 def squeeze(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
-    """Return the smallest peak that annealing finds, starting from that of `smallest_peak`.
+    """Return the smallest peak found by bisection, starting from that of `smallest_peak`.
 
     Each budget is half way between the largest one that failed, at first the floor, and the
-    best peak, but never below the problem's own budget. The search ends as soon as a peak fits
-    that budget, or when failure and success are close. For a chain, `smallest_peak` is final.
+    best peak, but never below the problem's own budget. `anneal` tries it and then `ilp`, or `dp`
+    for a chain of many layers; for a short chain, `smallest_peak` is final. The search ends as
+    soon as a peak fits the problem's budget, or when failure and success are close.
     """
-    if problem.chain is not None:
+    if _short_chain(problem) is not None:
         return smallest_peak(problem, deadline)
     best = smallest_peak(problem, deadline.within(deadline.remaining / 2))
     failed = problem.floor.bytes - 1
@@ -61,12 +91,28 @@ def squeeze(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
         half_way = (best[0] + failed) // 2
         budget, share = (wanted, 1 / 2) if wanted > max(failed, half_way) else (half_way, 1 / 4)
         attempt = replace(problem, budget_bytes=budget, starts=(best[1],))
-        found = load_solver("anneal")(attempt, deadline=deadline.within(share * deadline.remaining), seed=0).schedule
+        found = _fitting(attempt, deadline.within(share * deadline.remaining))
         if found is None:
             failed = budget
         else:
             best = (simulate(problem.graph, found).peak_bytes, found)
     return best
+
+
+def _fitting(problem: Problem, deadline: Deadline) -> Schedule | None:
+    """Return a schedule that fits a problem's budget, the first one that is found."""
+    if problem.chain is not None:
+        return load_solver("dp")(problem, deadline=deadline, seed=0).schedule
+    with missing_package_explained("anneal"):
+        # Imported on first use: `import scheduler` must not need numba.
+        from scheduler.solvers.anneal import solver as anneal
+    half = deadline.within(deadline.remaining / 2)
+    found = anneal.search(problem, deadline=half, seed=0, report=lambda _: half.stop()).schedule
+    if found is not None or deadline.passed:
+        return found
+    with suppress(UnsuitableProblemError):  # the graph is too large for `ilp`
+        return load_solver("ilp")(problem, deadline=deadline, seed=0).schedule
+    return None
 
 
 class _PeakSearch:
@@ -82,9 +128,10 @@ class _PeakSearch:
         return self.peak_bytes <= self.problem.budget_bytes
 
     def offer(self, schedule: Schedule) -> None:
-        """Simulate a schedule, and keep it if its peak is smaller."""
-        peak_bytes = simulate(self.problem.graph, schedule).peak_bytes
-        if peak_bytes < self.peak_bytes:
+        """Simulate a schedule, and keep it if its peak is smaller and the problem allows its order."""
+        graph = self.problem.graph
+        peak_bytes = simulate(graph, schedule).peak_bytes
+        if peak_bytes < self.peak_bytes and (self.problem.reorder or follows_input_order(graph, schedule)):
             self.peak_bytes, self.schedule = peak_bytes, schedule
 
     def ask(self, solver: str, budget_bytes: int) -> None:
@@ -98,6 +145,12 @@ class _PeakSearch:
             return
         if schedule is not None:
             self.offer(schedule)
+
+
+def _short_chain(problem: Problem) -> Chain | None:
+    """Return the chain of a problem, if `dp` can search it exactly."""
+    chain = problem.chain
+    return chain if chain is not None and len(chain.layers) <= _MOST_EXACT_LAYERS else None
 
 
 def _least_persistent_peak(chain: Chain) -> int:
