@@ -7,7 +7,6 @@ times. A schedule of the one, as a sequence of operations, is then a schedule of
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import cast
 
 from scheduler.api import SolveOptions, lower, make_plan, plan_of, propose_with_bounds
 from scheduler.errors import BudgetTooSmallError
@@ -15,7 +14,7 @@ from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import structure
-from scheduler.problem import Problem, parse_budget
+from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, grade, relative_gap
@@ -47,7 +46,7 @@ class ShapePlanner:
     Parameters
     ----------
     budget : int or str
-        As for `solve`. A percentage is resolved for the first shape, and its bytes hold for all.
+        As for `solve`. Anything but bytes is resolved for the first shape, and these bytes hold for all.
     options : SolveOptions
         As for `solve`.
 
@@ -79,13 +78,14 @@ class ShapePlanner:
             As for `make_plan`.
         """
         graph, chain = lower(graph_or_chain)
-        if self.budget_bytes is None:
-            self.budget_bytes = parse_budget(self.budget, graph)
         key = structure(graph)
-        starts = tuple(schedule_from_runs(graph, runs) for runs in self._known.get(key, ()))
-        problem = Problem(graph, self.budget_bytes, self.options.get("reorder", True), chain, starts)
-        solution = self._take_over(problem) or self._search_from(problem, self._longest.get(key))
+        solution = None
+        if self.budget_bytes is not None:
+            starts = tuple(schedule_from_runs(graph, runs) for runs in self._known.get(key, ()))
+            problem = Problem(graph, self.budget_bytes, self.options.get("reorder", True), chain, starts)
+            solution = self._take_over(problem) or self._search_from(problem, self._longest.get(key))
         plan = self._search_anew(graph_or_chain) if solution is None else plan_of(graph_or_chain, solution)
+        self.budget_bytes = plan.budget_bytes
         self._keep(key, plan)
         return plan
 
@@ -118,13 +118,15 @@ class ShapePlanner:
     def _search_anew(self, graph_or_chain: Graph | Chain) -> Plan:
         """Return a plan from a search with the full time limit."""
         self.searches += 1
+        if self.budget_bytes is None:
+            return make_plan(graph_or_chain, self.budget, **self.options)
         try:
-            return make_plan(graph_or_chain, cast(int, self.budget_bytes), **self.options)
+            return make_plan(graph_or_chain, self.budget_bytes, **self.options)
         except BudgetTooSmallError as error:
-            if not self._known or isinstance(self.budget, int):
+            if isinstance(self.budget, int):
                 raise
             message = (
-                f'{error} The budget "{self.budget}" means {format_bytes(cast(int, self.budget_bytes))} for all shapes,'
+                f'{error} The budget "{self.budget}" means {format_bytes(self.budget_bytes)} for all shapes,'
                 " computed for the first: plan the largest shape first, or give the budget in bytes."
             )
             raise BudgetTooSmallError(message, proven=error.proven) from error

@@ -5,7 +5,8 @@
 - `trace` captures a model's training step as a graph of operations; `profile_layers` measures a
   model layer by layer.
 - `checkpointed` returns a module that trains a model within a budget; `backend` does the same
-  under `torch.compile`; `max_batch` finds the largest batch that fits a budget.
+  under `torch.compile`; `max_batch` finds the largest batch that fits a budget; `plan_lengths`
+  makes the plans of further lengths before training.
 - `measure` measures the memory, FLOPs and time of a step; `training_step` makes a step to
   measure, and `resident_tensors` lists the tensors that it holds throughout.
 """
@@ -21,6 +22,7 @@ from scheduler.errors import MissingExtraError
 if TYPE_CHECKING:
     from scheduler.pytorch.checkpointing import checkpointed
     from scheduler.pytorch.compile.backend import backend
+    from scheduler.pytorch.execute.lengths import plan_lengths
     from scheduler.pytorch.largest_batch import max_batch
     from scheduler.pytorch.layerwise.profiling import profile_layers
     from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
@@ -31,6 +33,7 @@ __all__ = [
     "checkpointed",
     "max_batch",
     "measure",
+    "plan_lengths",
     "profile_layers",
     "resident_tensors",
     "trace",
@@ -42,6 +45,7 @@ _MODULES = {
     "checkpointed": "checkpointing",
     "max_batch": "largest_batch",
     "measure": "measurement.memory",
+    "plan_lengths": "execute.lengths",
     "profile_layers": "layerwise.profiling",
     "resident_tensors": "measurement.memory",
     "trace": "tracing",

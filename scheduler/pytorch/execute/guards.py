@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,16 @@ from scheduler.pytorch.capture.arguments import Position, Signature, leaf_paths,
 from scheduler.pytorch.torch_private.autograd import is_graph_kept
 
 
+class TensorKey(NamedTuple):
+    """What must be equal between a tensor in the arguments and that of the planned call."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+
 @dataclass(frozen=True)
 class CallKey:
     """What must be equal between a call and the planned one.
@@ -20,12 +31,12 @@ class CallKey:
     Attributes
     ----------
     signature : Signature
-    tensors : tuple of tuple
-        Shape, strides, dtype, device and requires_grad of each distinct tensor in the arguments.
+    tensors : tuple of TensorKey
+        Of each distinct tensor in the arguments.
     """
 
     signature: Signature
-    tensors: tuple[tuple[object, ...], ...]
+    tensors: tuple[TensorKey, ...]
 
     def difference(self, planned: CallKey) -> str:
         """Return the first difference from the planned call, "" if there is none."""
@@ -38,9 +49,8 @@ class CallKey:
             found = zip(paths, self.signature.leaves, planned.signature.leaves, strict=True)
             path, now, then = next(row for row in found if row[1] != row[2])
             return f"{path} is {_show(now)}, but the plan has {_show(then)}"
-        names = ("shape", "strides", "dtype", "device", "requires_grad")
         for number, (now, then) in enumerate(zip(self.tensors, planned.tensors, strict=True)):
-            for name, a, b in zip(names, now, then, strict=True):
+            for name, a, b in zip(TensorKey._fields, now, then, strict=True):
                 if a != b:
                     path = tensor_paths(planned.signature)[number]
                     return f"{name} of input tensor {path} is {a}, but the plan has {b}"
@@ -57,7 +67,7 @@ def call_key(signature: Signature, tensors: Sequence[Tensor]) -> CallKey:
     return CallKey(
         signature,
         tuple(
-            (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+            TensorKey(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
             for tensor in tensors
         ),
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import Signature, read_arguments
-from scheduler.pytorch.execute.guards import Modes, call_key
+from scheduler.pytorch.execute.guards import CallKey, Modes, call_key
 from scheduler.pytorch.execute.verification import Comparison, Verification
 from scheduler.pytorch.guards.outside_states import OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
@@ -130,17 +130,37 @@ class CheckpointedModule(nn.Module):
                 "a planned step cannot run inside a transform of torch.func (grad, vmap, jvp) or under forward-mode"
                 ' AD: transform the original, which is in the attribute "module", or pass on_mismatch="plain"'
             )
-        difference = self.difference(signature, tensors)
+        call = call_key(signature, tensors)
+        difference = self.difference(call)
         if not difference:
             return self
         if self.on_mismatch == "plain":
             return None
         if self.others is not None:
-            return self.others.find(args, kwargs)
+            return self.others.find(call, args, kwargs)
         raise ExecutionError(
             f'this call differs from the planned one: {difference}. Pass on_mismatch="plan" to make a plan for it,'
             ' or on_mismatch="plain" to run the model without a plan.'
         )
+
+    def plan_call(self, *args: object, **kwargs: object) -> Plan:
+        """Return the plan for a call, and make it if there is none; nothing is run.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The arguments of a call.
+
+        Raises
+        ------
+        ExecutionError
+            If the call runs without a plan, and as for a call.
+        CaptureError, BudgetTooSmallError
+            As for a call.
+        """
+        plan = self._find_planned("plan", args, kwargs).plan
+        assert plan is not None
+        return plan
 
     def verify(self, *args: object, **kwargs: object) -> Verification:
         """Run a step plainly and as planned, compare the two, and then run the planned step.
@@ -169,19 +189,23 @@ class CheckpointedModule(nn.Module):
         CaptureError, BudgetTooSmallError
             As for a call.
         """
-        signature, tensors = read_arguments(args, kwargs)
-        found = None if self._runs_plain() else self._find(args, kwargs, signature, tensors)
-        if found is None:
-            raise ExecutionError(
-                "this call runs without a plan, so there is nothing to verify: call train() and enable gradients;"
-                ' on_mismatch="error" says what differs from the plan'
-            )
+        found = self._find_planned("verify", args, kwargs)
         verification = found._compare(args, kwargs)
-        outputs = found.runner.run(tensors)
+        outputs = found.runner.run(read_arguments(args, kwargs)[1])
         if isinstance(outputs, Tensor) and verification.has_loss:
             outputs.backward()  # type: ignore[no-untyped-call]
             outputs = outputs.detach()
         return replace(verification, outputs=outputs)
+
+    def _find_planned(self, purpose: str, args: tuple[object, ...], kwargs: dict[str, object]) -> CheckpointedModule:
+        """Return the module whose plan covers a call, or raise an error if the call runs without a plan."""
+        found = None if self._runs_plain() else self._find(args, kwargs, *read_arguments(args, kwargs))
+        if found is None:
+            raise ExecutionError(
+                f"this call runs without a plan, so there is nothing to {purpose}: call train() and enable gradients;"
+                ' on_mismatch="error" says what differs from the plan'
+            )
+        return found
 
     def _compare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Verification:
         held = {**dict(self.named_parameters()), **self.runner.tensors()}
@@ -214,9 +238,9 @@ class CheckpointedModule(nn.Module):
         outputs = self.module(*args, **kwargs)
         return outputs if self.loss is None else self.loss(outputs)
 
-    def difference(self, signature: Signature, tensors: Sequence[Tensor]) -> str:
+    def difference(self, call: CallKey) -> str:
         """Return the first difference between a call, or the model now, and the plan; "" if there is none."""
-        differs = call_key(signature, tensors).difference(self.planned_call)
+        differs = call.difference(self.planned_call)
         return differs or self.modes.difference() or self.runner.difference()
 
     def __getattr__(self, name: str) -> Any:
@@ -299,10 +323,9 @@ class OtherPlans:
         self.max_shapes = max_shapes
         self._make = make
 
-    def find(self, args: Sequence[object], kwargs: Mapping[str, object]) -> CheckpointedModule:
+    def find(self, call: CallKey, args: Sequence[object], kwargs: Mapping[str, object]) -> CheckpointedModule:
         """Return the module that covers a call; if there is none, make one."""
-        call = read_arguments(args, kwargs)
-        found = next((module for module in self.modules if not module.difference(*call)), None)
+        found = next((module for module in self.modules if not module.difference(call)), None)
         if found is None:
             found = self._make(args, kwargs)
         else:

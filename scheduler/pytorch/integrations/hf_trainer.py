@@ -25,7 +25,8 @@ class TransformersCallback(TrainerCallback):
     The first batch makes the plan, which includes the model's own loss. The plan counts the
     optimizer's state and, with gradient accumulation, the existing gradients; among several
     processes, also the buckets in which gradients are reduced. Evaluation runs without a
-    plan. Pad to a few lengths, because each shape needs its own plan.
+    plan. Each length to which batches are padded gets a plan of its own, in a fraction of the
+    time of the first; `lengths=` makes these plans when training begins, the longest first.
 
     Parameters
     ----------

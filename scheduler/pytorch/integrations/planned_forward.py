@@ -8,7 +8,7 @@ plan; among several processes, one makes it for all. The callbacks for trainers 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -19,9 +19,12 @@ from torch.optim import Optimizer
 from scheduler.api import SolveOptions, make_plan
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
+from scheduler.pytorch.capture.arguments import read_arguments
 from scheduler.pytorch.checkpointing import checkpointed
 from scheduler.pytorch.costs.operators import Costs
-from scheduler.pytorch.execute.module import CheckpointedModule, OnMismatch
+from scheduler.pytorch.execute.guards import call_key
+from scheduler.pytorch.execute.lengths import example_of, longest_first, plan_lengths
+from scheduler.pytorch.execute.module import MAX_SHAPES, CheckpointedModule, OnMismatch
 from scheduler.pytorch.integrations.distributed import share_plan
 from scheduler.pytorch.tracing import trace
 from scheduler.units import parse_bytes
@@ -31,6 +34,8 @@ class ForwardOptions(SolveOptions, total=False):
     """The options of `PlannedForward` that the callbacks for trainers pass through."""
 
     on_mismatch: OnMismatch
+    max_shapes: int
+    lengths: Sequence[int]
     costs: Costs
     reserve: int | str
 
@@ -53,9 +58,10 @@ class PlannedForward:
     optimizer : torch.optim.Optimizer, optional
     accumulate_gradients : bool
     **options
-        `on_mismatch`, `costs`, `reserve`, and the options of `make_plan`, as for
+        `on_mismatch`, `max_shapes`, `costs`, `reserve`, and the options of `make_plan`, as for
         `checkpointed`; the default of `on_mismatch` is "plan" with a budget in one process,
-        else "error".
+        else "error". `lengths`: the lengths to which batches are padded, as for `plan_lengths`;
+        the first training call makes the plans of all of them, the longest first.
 
     Attributes
     ----------
@@ -112,25 +118,42 @@ class PlannedForward:
         is_shared = _are_several()
         is_budget = not isinstance(self.budget, Plan)
         on_mismatch = options.pop("on_mismatch", "plan" if is_budget and not is_shared else "error")
-        if is_budget:
-            # The buckets of DistributedDataParallel are gradients that exist before the step adds to them.
-            accumulate = self.accumulate_gradients or is_shared
-            options |= {"optimizer": self.optimizer, "accumulate_gradients": accumulate}
-        if not is_shared:
-            return checkpointed(body, self.budget, args, kwargs, loss=self.loss, on_mismatch=on_mismatch, **options)
-        if on_mismatch == "plan":
+        lengths, max_shapes = options.pop("lengths", None), options.pop("max_shapes", MAX_SHAPES)
+        if is_shared and on_mismatch == "plan":
             raise InvalidOptionError(
                 'several processes follow one plan: pass on_mismatch="error", or "plain" to run calls of other shapes'
                 " without a plan"
             )
+        if lengths is not None and on_mismatch != "plan":
+            raise InvalidOptionError(
+                f'only on_mismatch="plan" makes plans for other lengths, got on_mismatch="{on_mismatch}": leave lengths'
+                " out, or train in one process within a budget"
+            )
+        if is_budget:
+            # The buckets of DistributedDataParallel are gradients that exist before the step adds to them.
+            accumulate = self.accumulate_gradients or is_shared
+            options |= {"optimizer": self.optimizer, "accumulate_gradients": accumulate}
+        if is_shared:
+            plan = share_plan(lambda: self._make_plan(body, args, kwargs, options))
+            return checkpointed(body, plan, args, kwargs, loss=self.loss, on_mismatch=on_mismatch)
+        options |= {"loss": self.loss, "on_mismatch": on_mismatch, "max_shapes": max_shapes}
+        if lengths is None:
+            return checkpointed(body, self.budget, args, kwargs, **options)
+        different = longest_first(lengths, max_shapes)
+        example = example_of(call_key(*read_arguments(args, kwargs)), different[0])
+        planned = checkpointed(body, self.budget, *example, **options)
+        plan_lengths(planned, different)
+        return planned
 
-        def make() -> Plan:
-            if isinstance(self.budget, Plan):
-                return self.budget
-            solving = {name: options.pop(name) for name in SolveOptions.__annotations__ if name in options}
-            return make_plan(trace(body, args, kwargs, loss=self.loss, **options), self.budget, **solving)
-
-        return checkpointed(body, share_plan(make), args, kwargs, loss=self.loss, on_mismatch=on_mismatch)
+    def _make_plan(
+        self, body: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], options: dict[str, Any]
+    ) -> Plan:
+        """Return the given plan, or make one for this call."""
+        if isinstance(self.budget, Plan):
+            return self.budget
+        solving = {name: options[name] for name in SolveOptions.__annotations__ if name in options}
+        tracing = {name: value for name, value in options.items() if name not in solving}
+        return make_plan(trace(body, args, kwargs, loss=self.loss, **tracing), self.budget, **solving)
 
 
 def with_buckets(options: ForwardOptions, module: nn.Module) -> ForwardOptions:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scheduler.errors import ExecutionError
+from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.pytorch.integrations.planned_forward import PlannedForward
 
 OPTIONS = {"costs": "flops", "time_limit": 5.0}
@@ -83,3 +83,36 @@ def test_a_forward_that_was_already_replaced_is_restored():
     assert forward.planned is not None
     forward.remove()
     assert model.forward is before
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 8)
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        return self.mix((x @ x.mT).softmax(-1) @ x)
+
+
+def test_announced_lengths_are_planned_at_the_first_call_the_longest_first():
+    model, plain = Reader(), Reader()
+    forward = PlannedForward(model, "100%", lengths=[4, 8, 6], solver="save-all", **OPTIONS)
+    made = []
+    for length in (6, 4, 5, 8):
+        tokens = torch.arange(2 * length).view(2, length) % 11
+        for module in (model, plain):
+            module(tokens).square().mean().backward()
+        planned = forward.planned
+        made.append([entry.planned_call.tensors[0].shape[1] for entry in (planned, *planned.others.modules)])
+    assert made == [[8, 4, 6], [8, 6, 4], [8, 6, 4, 5], [8, 6, 4, 5]]
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_lengths_without_further_plans_are_rejected():
+    forward = PlannedForward(Reader(), "100%", lengths=[4], on_mismatch="plain", **OPTIONS)
+    with pytest.raises(InvalidOptionError, match='only on_mismatch="plan" makes plans for other lengths'):
+        forward.module(torch.ones(2, 4, dtype=torch.long))
