@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from scheduler.planning.batch_scaling import LEAST_PREDICTED, Growth, structure
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
-from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
+from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.smallest_peak import squeeze
 
@@ -152,9 +151,9 @@ class _Search:
     def _attempt(self, size: int) -> bool:
         """Search for a schedule with a small peak at a batch size, keep it, and return whether it fits."""
         problem = self._problem(size)
-        started = time.monotonic()
+        started = clock.now()
         schedule = squeeze(problem, self._search_deadline())[1]
-        self.seconds = max(0.0, self.seconds - (time.monotonic() - started))
+        self.seconds = max(0.0, self.seconds - (clock.now() - started))
         self._runs.setdefault(structure(problem.graph), []).append(runs_of(problem.graph, schedule))
         return self._newest_fits(size)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -25,7 +24,7 @@ from scheduler.pytorch.tracing import trace
 from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, grade
-from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
+from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.units import format_bytes, parse_bytes
 
@@ -255,10 +254,10 @@ def _nothing_fits(graph: Graph, budget_bytes: int, found: LargestBatch) -> str:
 def _plan_within(problem: Problem, solver: str, seconds: float, seed: int) -> Plan:
     """Return the plan of the fastest schedule found, at worst that of the schedule from which the problem starts."""
     deadline = Deadline(seconds)
-    started = time.monotonic()
+    started = clock.now()
     with stopped_by_interrupt(deadline):
         proposal = propose_with_bounds(problem, solver, deadline, seed)
-    elapsed = time.monotonic() - started
+    elapsed = clock.now() - started
     solution = grade(problem, proposal, solver=solver, seconds=elapsed)
     if solution.schedule is None or simulate(problem.graph, problem.starts[0]).time < solution.time:
         start = _proposal(problem.graph, problem.starts[0])

@@ -10,6 +10,7 @@ import scheduler as sc
 from scheduler.planning.batch_scaling import Growth
 from scheduler.planning.batch_search import LargestBatch, largest_batch
 from tests.support import oracle
+from tests.support.fake_clock import FakeClock
 from tests.support.training_graphs import conv_net, uniform_chain
 
 SECONDS = 20.0
@@ -125,3 +126,10 @@ def test_without_time_the_answer_still_fits() -> None:
     assert found.size >= 1
     assert found.schedule is not None
     assert sc.simulate(chain_with_weights(found.size), found.schedule).peak_bytes <= 200
+
+
+def test_all_searches_together_take_no_more_than_the_time_limit() -> None:
+    growth = Growth(lambda batch: conv_net(8, width=16 * batch))
+    with FakeClock(seconds_per_look=0.01) as fake:
+        largest_batch(growth, 5_000, limit=1000, seconds=1.0)
+    assert fake.seconds < 1.2
