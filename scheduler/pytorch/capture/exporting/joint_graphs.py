@@ -33,7 +33,7 @@ from scheduler.pytorch.capture.held_tensors import held_tensors, kept_separate
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
-from scheduler.pytorch.capture.operators import storage_key
+from scheduler.pytorch.capture.operators import check_call, storage_key
 from scheduler.pytorch.capture.outside_draws import OutsideDraws
 from scheduler.pytorch.capture.rewriting import rewrite
 from scheduler.pytorch.capture.wrappers import check_unwrapped
@@ -109,6 +109,8 @@ def export_joint(
                 check_runs(core, name, args, kwargs, [core])
                 raise CaptureError(describe_failure(name, direct, error)) from error
             draws.check_dropped(dropped)
+        for node in exported.graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
+            check_call(node)  # before the draws: tracing a collective in place draws from Python's random itself
         draws.check(functools.partial(_export, step, tensors))
         draws.check_generators(exported)
         check_outputs(step.output_leaves)
