@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.checkpoint import checkpoint
 
 GAIN = 1.0
@@ -268,6 +269,8 @@ class Snapshot:
     def __init__(self, case: Case) -> None:
         roots = [*case.model.modules(), *(x for x in (case.trainer, case.trainer.criterion))]
         self._vars = [(root, type(root), dict(vars(root))) for root in roots]
+        # A parametrized module has a class of its own, from which removing the parametrization deletes the property.
+        self._classes = [(type(m), dict(vars(type(m)))) for m in case.model.modules() if is_parametrized(m)]
         self._containers: list[tuple[object, object]] = []
         for _, _, own in self._vars:
             for value in own.values():
@@ -288,6 +291,9 @@ class Snapshot:
 
     def restore(self, case: Case) -> None:
         """Put everything back."""
+        for kind, attributes in self._classes:
+            for name in attributes.keys() - vars(kind).keys():
+                setattr(kind, name, attributes[name])
         for root, kind, own in self._vars:
             if type(root) is not kind:
                 root.__class__ = kind
