@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 # Small models and graphs gain nothing from threads, and two workers have two cores. This is read when torch,
 # numpy or Inductor are imported, so nothing above this line may import them.
@@ -12,6 +13,7 @@ from hypothesis import settings
 
 from tests.abuse.tally import BOOK
 from tests.support.examples import ALL
+from tests.support.fake_clock import SECONDS_PER_LOOK, FakeClock
 
 # `pytest --hypothesis-profile dev` is for quick runs, "thorough" for nights.
 settings.register_profile("dev", max_examples=ALL // 10, deadline=None, print_blob=True)
@@ -22,6 +24,16 @@ settings.load_profile("ci")
 # A process that a shell starts in the background ignores Ctrl-C, which some tests send to themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _counted_searches(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Make the time limits of searches a number of looks at the clock, the same on every machine."""
+    if request.node.get_closest_marker("abuse") or "benchmark" in request.fixturenames:
+        yield
+    else:
+        with FakeClock(seconds_per_look=SECONDS_PER_LOOK):
+            yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

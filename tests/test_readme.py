@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fake_clock import FakeClock
 from tests.support.paths import BENCHMARKS, README
 
 pytestmark = pytest.mark.long(40)
@@ -55,9 +56,12 @@ def test_the_main_command_prints_what_readme_shows_but_for_measured_numbers(
 ) -> None:
     pytest.importorskip("torch")
     from scheduler.cli import main
+    from scheduler.pytorch.training import TrainingReport
 
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "gpt2", "--budget", "60%"]) == 0
+    monkeypatch.setattr(TrainingReport, "captured_step_is_slower", False)  # a note that depends on measured times
+    with FakeClock(seconds_per_look=0.1):
+        assert main(["train", "gpt2", "--budget", "60%"]) == 0
     printed = shape(capsys.readouterr().out)
     assert any(shape(text) == printed for text in blocks("text"))
 
