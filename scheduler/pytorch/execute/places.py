@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 
 from torch import Tensor, nn
 
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.joint import Source
 from scheduler.pytorch.execute.guards import tensor_key
+from scheduler.pytorch.torch_private.guards import tensors_check
 from scheduler.pytorch.torch_private.modules import buffers_of, parameters_of
 
 
@@ -64,6 +64,11 @@ class TensorKeys:
     ----------
     places : sequence of Place
         None of them in the arguments of a call.
+
+    Attributes
+    ----------
+    are_untouched : callable
+        Returns whether the tensors, if all are the same objects, have the same properties for certain.
     """
 
     def __init__(self, places: Sequence[Place]) -> None:
@@ -72,14 +77,7 @@ class TensorKeys:
 
     def _note(self) -> None:
         self._tensors = [place.find(()) for place, _ in self._planned]
-        self._state = self._read_state()
-
-    def _read_state(self) -> tuple[list[bool], list[int]]:
-        return list(map(_REQUIRES_GRAD, self._tensors)), list(map(Tensor.data_ptr, self._tensors))
-
-    def are_untouched(self) -> bool:
-        """Return whether no tensor, if all are the same objects, has got other data or another requires_grad."""
-        return self._read_state() == self._state
+        self.are_untouched = tensors_check(self._tensors)
 
     def difference(self) -> str:
         """Return which tensor has another shape, dtype, device or requires_grad; "" if none has."""
@@ -106,9 +104,6 @@ class TensorKeys:
             if other is not place:
                 return f"{other.source.names[0]} and {place.source.names[0]} were two tensors when the plan was made"
         raise AssertionError("all tensors differ")
-
-
-_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def places_of(module: nn.Module, captured: Capture, names: Sequence[str]) -> list[Place]:

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from operator import is_
 from types import MappingProxyType, MethodType
 
 import numpy as np
@@ -24,8 +23,8 @@ import torch
 from torch import Tensor
 
 from scheduler.pytorch.guards.parts import CONTAINERS, Part, is_followed, parts_of
+from scheduler.pytorch.guards.quick_check import Objects, content
 from scheduler.pytorch.guards.read_names import MOST_ENTRIES, slots_of, vars_of
-from scheduler.pytorch.torch_private.modules import dict_versions
 
 _SCALARS = (
     int, float, complex, str, bytes, type(None), range, slice, frozenset, enum.Enum, np.generic, np.dtype,
@@ -59,7 +58,7 @@ class Content:
 
     def difference(self, now: object, path: str) -> str:
         """Return how a later value differs, "" if it does not."""
-        if type(now) is self.kind and _content(now) == self.content:
+        if type(now) is self.kind and content(now) == self.content:
             return ""
         return f"{path} was {self.shown} when the plan was made, is {show(now)}"
 
@@ -129,7 +128,7 @@ class TooLargeError(Exception):
         self.path, self.size_bytes = path, size_bytes
 
 
-class Trail:
+class Trail(Objects):
     """The mutable objects that a description passed, to see quickly that none of them has changed.
 
     Parameters
@@ -139,25 +138,14 @@ class Trail:
 
     Attributes
     ----------
-    dicts : list of dict
-    sequences : list of (collection, list)
-        With the entries that they had.
-    contents : list of (object, object)
-        Buffers, with what they held.
-    slots : list of (object, str, object)
-        Objects with an attribute in slots, and its value.
     nodes : dict of int to (object, Node)
-        Descriptions of the objects that were passed, until the trail is closed.
+        Descriptions of the objects that were passed.
     """
 
     def __init__(self, known: Mapping[int, Node] | None = None) -> None:
-        self.dicts: list[Mapping[str, object]] = []
-        self.sequences: list[tuple[Collection[object], list[object]]] = []
-        self.contents: list[tuple[object, object]] = []
-        self.slots: list[tuple[object, str, object]] = []
+        super().__init__()
         self.nodes: dict[int, tuple[object, Node]] = {}
         self._known = known or {}
-        self._versions: object = ()
 
     def described(self, value: object) -> Node | None:
         """Return the description of an object that was passed before, or that is watched by itself."""
@@ -168,50 +156,25 @@ class Trail:
     def add(self, value: object) -> None:
         """Add a value that was passed."""
         if isinstance(value, dict):
-            self.dicts.append(value)
+            self.add_dict(value)
         elif isinstance(value, list | deque | set):
-            self.sequences.append((value, list(value)))
+            self.sequences.append(value)
         elif isinstance(value, MappingProxyType):
-            self.sequences.append((value.values(), list(value.values())))
+            self.sequences += [value.keys(), value.values()]
         if isinstance(value, functools.partial | MethodType):
             return
         for base in type(value).__mro__:
-            for name in slots_of(base):
-                if hasattr(value, name):
-                    self.slots.append((value, name, getattr(value, name)))
+            self.slots += [(value, name) for name in slots_of(base) if hasattr(value, name)]
         if own := vars_of(value):
             self.dicts.append(own)
 
-    def add_content(self, value: object) -> Content:
+    def add_buffer(self, value: object) -> Content:
         """Add a buffer and return its description."""
         size_bytes = value.nbytes if isinstance(value, np.ndarray) else memoryview(value).nbytes  # type: ignore[arg-type]
         if size_bytes > MOST_BYTES_COMPARED:
             raise TooLargeError("", size_bytes)
-        content = _content(value)
-        self.contents.append((value, content))
-        return Content(type(value), show(value), content)
-
-    def extend(self, other: Trail) -> None:
-        """Add all that another trail passed."""
-        self.dicts += other.dicts
-        self.sequences += other.sequences
-        self.contents += other.contents
-        self.slots += other.slots
-
-    def close(self) -> None:
-        """Take the present state as the one to compare with."""
-        self.nodes.clear()
-        self._versions = dict_versions(self.dicts)
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether nothing has changed for certain."""
-        return (
-            dict_versions(self.dicts) == self._versions
-            and all(len(now) == len(then) and all(map(is_, now, then)) for now, then in self.sequences)
-            and all(getattr(value, name, None) is then for value, name, then in self.slots)
-            and all(_content(value) == then for value, then in self.contents)
-        )
+        self.buffers.append(value)
+        return Content(type(value), show(value), content(value))
 
 
 def describe(value: object, names: AbstractSet[str], trail: Trail, within: tuple[int, ...] = ()) -> Node:
@@ -231,7 +194,7 @@ def describe(value: object, names: AbstractSet[str], trail: Trail, within: tuple
     if isinstance(value, _SCALARS):
         return Whole(value, by_value=True)
     if isinstance(value, _BUFFERS) and not _is_constant(value):
-        return trail.add_content(value)
+        return trail.add_buffer(value)
     if id(value) in within or not is_followed(value):
         return Whole(value, by_value=False)
     if known := trail.described(value):
@@ -264,13 +227,6 @@ _BUFFERS = (np.ndarray, bytearray, memoryview, array.array, ctypes.Array, ctypes
 
 def _is_constant(value: object) -> bool:
     return isinstance(value, np.ndarray) and not value.flags.writeable and value.base is None
-
-
-def _content(value: object) -> object:
-    """Return a copy of what a buffer holds, to compare with."""
-    if isinstance(value, np.ndarray):
-        return (value.shape, value.dtype, value.tolist() if value.dtype.hasobject else value.tobytes())
-    return bytes(memoryview(value))  # type: ignore[arg-type]
 
 
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:

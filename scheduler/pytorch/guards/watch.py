@@ -12,8 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import chain
-from operator import attrgetter, getitem, is_
 from types import FunctionType
 
 from torch import nn
@@ -21,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch.guards.parts import Part, attributes_of, parts_of, parts_of_function
+from scheduler.pytorch.guards.quick_check import Objects
 from scheduler.pytorch.guards.read_names import ReadNames, is_installed, is_library, name_of
 from scheduler.pytorch.guards.settings import Environment
 from scheduler.pytorch.guards.values import (
@@ -35,8 +34,6 @@ from scheduler.pytorch.guards.values import (
 )
 from scheduler.pytorch.torch_private.modules import HOOKS, buffers_of, global_hooks, parameters_of, submodules_of
 from scheduler.units import format_bytes
-
-_CELL_CONTENTS = attrgetter("cell_contents")
 
 
 class Watch:
@@ -84,7 +81,10 @@ class Watch:
         self._hooks = dict(self._find_hooks())
         self._handles = RemovableHandle.next_id
         self.renewals = 0
-        self._state = _State(self._roots)
+        others = [*self._functions, *self._classes, *self._others]
+        self._changing = _Group([])
+        # The changing ones are checked first, so that others may join them afterwards.
+        self._groups = [self._changing, _Group([*self._own.values()]), _Group(others)]
 
     def ignore(self, names: Iterable[str]) -> None:
         """Do not watch these attributes of modules: qualified names such as "layers.0.calls"."""
@@ -92,10 +92,6 @@ class Watch:
             path, _, name = full.rpartition(".")
             if path in self._own:
                 self._own[path].ignore(name)
-
-    @property
-    def _roots(self) -> Iterator[_Root]:
-        return chain(self._own.values(), self._functions, self._classes, self._others)
 
     def difference(self) -> str:
         """Return the first thing that differs now, "" if nothing does.
@@ -109,15 +105,25 @@ class Watch:
             return found
         if self._environment is not None and (found := self._environment.difference()):
             return found
-        if list(map(type, self._modules)) == self._types and self._state.is_unchanged:
-            return ""
-        for root in self._roots:
-            if not root.is_unchanged:
-                if found := root.difference():
-                    return found
-                root.renew()
-                self.renewals += isinstance(root, _ModuleRoot)
-        self._state = _State(self._roots)
+        have_same_types = list(map(type, self._modules)) == self._types
+        for group in self._groups:
+            if not (have_same_types and group.is_unchanged()) and (found := self._difference_in(group)):
+                return found
+        return ""
+
+    def _difference_in(self, group: _Group) -> str:
+        """Return what differs in a group, in which something has changed."""
+        changed = [root for root in group.roots if not root.is_unchanged]
+        for root in changed:
+            if found := root.difference():
+                return found
+            root.renew()
+            self.renewals += isinstance(root, _ModuleRoot)
+        if group is not self._changing:
+            group.roots = [root for root in group.roots if root not in changed]
+            self._changing.roots += changed
+            group.renew()
+        self._changing.renew()
         return ""
 
     def _hooks_difference(self) -> str:
@@ -152,48 +158,26 @@ def _reads_environment(read: ReadNames) -> bool:
     )
 
 
-class _State:
-    """What shows in few calls, each over a whole list, whether any of some roots has changed."""
+class _Group:
+    """Roots that are checked together. What has changed once is checked apart from what never has.
 
-    def __init__(self, roots: Iterable[_Root]) -> None:
-        self._trail = Trail()
-        entries: list[tuple[Mapping[str, object], str]] = []
-        cells: list[object] = []
-        functions: list[FunctionType] = []
-        classes: list[type] = []
-        for root in roots:
-            self._trail.extend(root.trail)
-            entries += root.entries
-            cells += root.cells
-            functions += root.functions
-            classes += root.classes
-        self._trail.close()
-        self._holders, self._keys = [holder for holder, _ in entries], [key for _, key in entries]
-        self._entries = list(map(getitem, self._holders, self._keys))
-        self._cells, self._contents = cells, list(map(_CELL_CONTENTS, cells))
-        self._functions = functions
-        self._codes, self._defaults = list(map(_CODE, functions)), list(map(_DEFAULTS, functions))
-        self._members = list(map(vars, classes))
-        self._sizes = list(map(len, self._members))
+    Attributes
+    ----------
+    roots : list of _Root
+    is_unchanged : callable
+        Returns whether nothing has changed for certain in any of them.
+    """
 
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether nothing has changed for certain."""
-        try:
-            return (
-                self._trail.is_unchanged
-                and all(map(is_, map(getitem, self._holders, self._keys), self._entries))
-                and all(map(is_, map(_CELL_CONTENTS, self._cells), self._contents))
-                and all(map(is_, map(_CODE, self._functions), self._codes))
-                and all(map(is_, map(_DEFAULTS, self._functions), self._defaults))
-                and list(map(len, self._members)) == self._sizes
-            )
-        except (LookupError, ValueError):
-            return False
+    def __init__(self, roots: list[_Root]) -> None:
+        self.roots = roots
+        self.renew()
 
-
-_CODE = attrgetter("__code__")
-_DEFAULTS = attrgetter("__defaults__")
+    def renew(self) -> None:
+        """Take the present state as the one to compare with."""
+        objects = Objects()
+        for root in self.roots:
+            objects.extend(root.trail)
+        self.is_unchanged = objects.check()
 
 
 class _Root:
@@ -204,18 +188,10 @@ class _Root:
     path : str
         For messages.
     trail : Trail
-    entries : list of (mapping, str)
-        Globals and members of classes, whose identities show a change.
-    cells, functions, classes : list
-        Cells of closures, functions and classes whose contents show a change.
     """
 
     def __init__(self, path: str, value: object, names: AbstractSet[str], known: Mapping[int, Node]) -> None:
         self.path, self.value, self.names, self.known = path, value, names, known
-        self.entries: list[tuple[Mapping[str, object], str]] = []
-        self.cells: list[object] = []
-        self.functions: list[FunctionType] = []
-        self.classes: list[type] = []
         self.trail = Trail(known)
         try:
             self.parts: list[tuple[Part, Node]] = list(
@@ -235,13 +211,13 @@ class _Root:
     def _close(self) -> None:
         """Take the present state as the one to compare with."""
         self.trail.add(self.value)
-        self.trail.close()
-        self._state = _State([self])
+        self.trail.nodes.clear()
+        self._check = self.trail.check()
 
     @property
     def is_unchanged(self) -> bool:
         """Whether nothing has changed for certain."""
-        return self._state.is_unchanged
+        return self._check()
 
     def difference(self) -> str:
         """Return what differs now, "" if nothing does."""
@@ -261,7 +237,6 @@ class _FunctionRoot(_Root):
     def _readable(self) -> Iterator[Part]:
         function = self.value
         assert isinstance(function, FunctionType)
-        self.functions = [function]
         self.code = function.__code__
         for part in parts_of_function(function):
             if not is_installed(function) or isinstance(part.get(function), _WATCHED_IN_PACKAGES):
@@ -271,15 +246,16 @@ class _FunctionRoot(_Root):
         function = self.value
         assert isinstance(function, FunctionType)
         names = [part.text for part, _ in self.parts]
-        self.entries = [(function.__globals__, name) for name in names if name in function.__globals__]
+        self.trail.functions.append(function)
+        self.trail.entries += [(function.__globals__, name) for name in names if name in function.__globals__]
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        self.cells = [cell for name, cell in cells if name in names]
+        self.trail.cells += [cell for name, cell in cells if name in names]
         if function.__kwdefaults__:
             self.trail.dicts.append(function.__kwdefaults__)
         super()._close()
 
     def difference(self) -> str:
-        if _CODE(self.value) is not self.code:
+        if not isinstance(self.value, FunctionType) or self.value.__code__ is not self.code:
             return f"the code of {self.path.removesuffix(': ')} was replaced after the plan was made"
         return super().difference()
 
@@ -294,7 +270,6 @@ class _ClassRoot(_Root):
     value: type
 
     def _readable(self) -> Iterator[Part]:
-        self.classes = [self.value]
         self.keys = self._keys()
         for name in sorted(self.keys):
             yield Part(f".{name}", lambda value, name=name: vars(value)[name], lambda value, _: value)  # type: ignore[misc]
@@ -304,7 +279,8 @@ class _ClassRoot(_Root):
         return {name for name in vars(self.value).keys() & wanted if name not in _OF_EVERY_CLASS}
 
     def _close(self) -> None:
-        self.entries = [(vars(self.value), name) for name in self.keys]
+        self.trail.classes.append(self.value)
+        self.trail.entries += [(vars(self.value), name) for name in self.keys]
         super()._close()
 
     def difference(self) -> str:
@@ -346,8 +322,10 @@ class _ModuleRoot(_Root):
 
     def _close(self) -> None:
         module = self.value
-        held = (submodules_of(module), parameters_of(module), buffers_of(module))
-        self.trail.dicts += [names for names in held if names]
+        self.trail.add_dict(submodules_of(module))
+        for held in (parameters_of(module), buffers_of(module)):
+            if held or not is_library(self.kind.__module__):  # torch's layers look for no tensor that they lack
+                self.trail.add_dict(held)
         super()._close()
 
     @property

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch._C._dynamo.guards
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.optim import Optimizer
-
-_dict_version: Callable[[Any], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
-
-
-def dict_versions(dicts: Iterable[Mapping[Any, Any]]) -> object:
-    """Return a value that is equal to an earlier one if none of these dicts has changed in between.
-
-    TorchDynamo's guards use the version that Python keeps of each dict. Without it, no value
-    is equal to another one, and the dicts have to be compared entry by entry.
-    """
-    return object() if _dict_version is None else tuple(map(_dict_version, dicts))
-
 
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 """The attributes of a module with the dicts that `parameters_of`, `buffers_of` and `submodules_of` return."""

@@ -321,3 +321,13 @@ def test_a_cycle_of_objects_ends() -> None:
     assert watch.difference() == ""
     model.blocks[0].config["scale"] = random.Random(0).random()
     assert "config['scale'] was 1.0" in watch.difference()
+
+
+def test_a_change_is_found_although_another_one_is_accepted_in_the_same_step() -> None:
+    model = Model()
+    watch = Watch(model, None)
+    model.blocks[1].settings = Settings()
+    assert watch.difference() == ""
+    model.blocks[0].settings = Settings()
+    model.blocks[1].tau = 3.0
+    assert "model.blocks.1.tau was 1.0" in watch.difference()
