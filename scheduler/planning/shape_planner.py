@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from scheduler.api import SolveOptions, lower, make_plan, plan_of, propose_with_bounds
-from scheduler.errors import BudgetTooSmallError
+from scheduler.budgets import read_budget
+from scheduler.errors import BudgetTooSmallError, OutOfTimeError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
@@ -46,7 +47,8 @@ class ShapePlanner:
     Parameters
     ----------
     budget : int or str
-        As for `solve`. Anything but bytes is resolved for the first shape, and these bytes hold for all.
+        As for `solve`. It is resolved for the first shape, and its bytes hold for all. Only "min" and
+        "min+10%" are resolved anew, for a shape for which no schedule within those bytes is found.
     options : SolveOptions
         As for `solve`.
 
@@ -116,14 +118,17 @@ class ShapePlanner:
         return None if solution.schedule is None else solution
 
     def _search_anew(self, graph_or_chain: Graph | Chain) -> Plan:
-        """Return a plan from a search with the full time limit."""
+        """Return a plan from a search with the full time limit; the first one gives the bytes for all shapes."""
         self.searches += 1
         if self.budget_bytes is None:
             return make_plan(graph_or_chain, self.budget, **self.options)
         try:
             return make_plan(graph_or_chain, self.budget_bytes, **self.options)
-        except BudgetTooSmallError as error:
-            if isinstance(self.budget, int):
+        except (BudgetTooSmallError, OutOfTimeError) as error:
+            form = read_budget(self.budget).form
+            if form == "min":
+                return make_plan(graph_or_chain, self.budget, **self.options)
+            if form == "bytes" or isinstance(error, OutOfTimeError):
                 raise
             message = (
                 f'{error} The budget "{self.budget}" means {format_bytes(self.budget_bytes)} for all shapes,'

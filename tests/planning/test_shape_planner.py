@@ -131,6 +131,16 @@ def test_a_percentage_means_the_bytes_of_the_first_shape_for_all() -> None:
             plans.plan(grown(10_000))
 
 
+def test_min_keeps_its_bytes_where_they_suffice_and_is_raised_where_they_do_not() -> None:
+    # The smallest peak of the uniform chain is four sizes; between it and ten sizes, the half is seven.
+    sizes = {"min": 4, "min+50%": 7}
+    for budget, size in sizes.items():
+        plans = ShapePlanner(budget, {"time_limit": 5.0})
+        bytes_of = {length: plans.plan(uniform_chain(8, size=length)).budget_bytes for length in (100, 90, 300)}
+        assert bytes_of == {100: 100 * size, 90: 100 * size, 300: 300 * size}
+        assert plans.budget_bytes == 300 * size
+
+
 @pytest.mark.parametrize("reorder", [True, False])
 def test_the_known_schedules_come_first_in_auto(reorder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from scheduler.solvers import auto
