@@ -30,6 +30,7 @@ from scheduler.pytorch.execute.translation import translate_schedule
 from scheduler.pytorch.layerwise.module import LayeredModule
 from scheduler.pytorch.layerwise.profiling import profile
 from scheduler.pytorch.layerwise.program import translate_layers
+from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.tracing import capture_watched
 
 Granularity = Literal["auto", "operations", "layers"]
@@ -75,7 +76,9 @@ def checkpointed(
         A list of layers, each of which takes what the one before returns, needs granularity
         "layers" or "auto".
     plan_or_budget : Plan, int or str
-        A plan for this model and these arguments, or a budget: bytes, "8GiB" or "60%".
+        A plan for this model and these arguments, or a budget: bytes, "8GiB", "60%", "min" or
+        "min+10%" as for `solve`, or "auto": the memory of the model's device that is free now,
+        and what the step already holds there.
     args, kwargs
         The arguments of one call, as examples: calls with the same structure, shapes,
         strides, dtypes and devices follow the plan.
@@ -89,9 +92,10 @@ def checkpointed(
     on_mismatch : "error", "plain" or "plan"
         What to do with a call that the plan does not cover: raise an error, run the model
         without a plan, or make a plan for it within the same bytes (other shapes, training
-        flags, autocast). The schedules of the shapes before are where its search begins, so it
-        takes a fraction of the first. `plan_lengths` makes such plans before training. Without
-        gradients, and in `eval()`, the model always runs without a plan.
+        flags, autocast); only if none fits, a budget such as "min" is raised. The schedules of
+        the shapes before are where its search begins, so it takes a fraction of the first.
+        `plan_lengths` makes such plans before training. Without gradients, and in `eval()`, the
+        model always runs without a plan.
     max_shapes : int
         With `on_mismatch="plan"`: the number of plans that are kept. The first always is; of
         the others, the least recently used is dropped first.
@@ -122,6 +126,8 @@ def checkpointed(
         is trainable.
     PlanMismatchError
         If the plan is for another model, or for arguments of other shapes.
+    InvalidBudgetError
+        If the budget cannot be understood, or is "auto" and the model is on several devices.
     BudgetTooSmallError
         If no schedule fits the budget, or none is known.
     InvalidOptionError
@@ -141,8 +147,11 @@ def checkpointed(
         accumulate_gradients=accumulate_gradients,
         verify=verify,
         options=options,
-        planner=None if isinstance(plan_or_budget, Plan) else ShapePlanner(plan_or_budget, PLANNING_DEFAULTS | options),
+        planner=None,
     )
+    if not isinstance(plan_or_budget, Plan):
+        budget = device_budget(plan_or_budget, model, (args, kwargs), optimizer)
+        request = replace(request, planner=ShapePlanner(budget, PLANNING_DEFAULTS | options))
     others = None
     if on_mismatch == "plan":
         make = functools.partial(_build_module, replace(request, on_mismatch="error"))

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from torch import Size, Tensor, nn
 
 from scheduler.api import check_options, propose_with_bounds
+from scheduler.budgets import read_budget
 from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidBudgetError, InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.plan import Plan
@@ -18,6 +19,7 @@ from scheduler.problem import Problem
 from scheduler.pytorch.capture.arguments import read_arguments
 from scheduler.pytorch.checkpointing import checkpointed
 from scheduler.pytorch.costs.operators import Costs
+from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
 from scheduler.pytorch.models.catalog import Arguments
 from scheduler.pytorch.tracing import trace
@@ -94,7 +96,8 @@ def max_batch(
     make_batch : callable
         Takes a batch size and returns the arguments of one call, as `(args, kwargs)`.
     budget : int or str
-        Peak of the whole step, resident tensors included: bytes, "8GiB" or "8GB".
+        Peak of the whole step, resident tensors included: bytes, "8GiB" or "8GB", or "auto": the
+        memory of the model's device that is free now, and what the model holds there.
     loss : callable, optional
         As for `trace`.
     costs : "measured" or "flops"
@@ -117,7 +120,7 @@ def max_batch(
     BudgetTooSmallError
         If no schedule for a batch of one fits, or none is known.
     InvalidBudgetError
-        If the budget cannot be understood, or is in percent.
+        If the budget cannot be understood, or is in percent or "min".
     InvalidOptionError
         If `make_batch` ignores the batch size, or an argument is out of range.
     CaptureError
@@ -138,8 +141,9 @@ def max_batch(
     check_options(time_limit, seed)
     _check_options(costs, limit)
     load_solver(solver)
-    budget_bytes = _read_budget(budget)
+    _check_budget(budget)
     steps = _Steps(make_model, make_batch, loss, progress)
+    budget_bytes = parse_bytes(device_budget(budget, steps.model))
     growth = Growth(steps.graph)
     found = largest_batch(growth, budget_bytes, limit=limit, seconds=SEARCH_SHARE * time_limit, reorder=reorder)
     size, next_schedule = found.size, found.next_schedule
@@ -229,13 +233,12 @@ def _check_options(costs: str, limit: int) -> None:
         raise InvalidOptionError(f"limit must be an int >= 1, got {limit!r}")
 
 
-def _read_budget(budget: int | str) -> int:
-    if isinstance(budget, str) and budget.strip().endswith("%"):
+def _check_budget(budget: int | str) -> None:
+    if read_budget(budget).is_relative:
         raise InvalidBudgetError(
-            f'budget must be in bytes, such as "8GiB", got "{budget}": a percentage is relative to the needs of the'
-            " step, which grow with the batch"
+            f'budget must be in bytes, such as "8GiB", or "auto", got "{budget}": a percentage and the smallest peak'
+            " depend on the needs of the step, which grow with the batch"
         )
-    return parse_bytes(budget)
 
 
 def _nothing_fits(graph: Graph, budget_bytes: int, found: LargestBatch) -> str:

@@ -20,6 +20,7 @@ from scheduler.pytorch.checkpointing import checkpointed
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.execute.verification import Verification
 from scheduler.pytorch.layerwise.profiling import profile_layers
+from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.measurement.memory import measure, measure_times, resident_tensors, training_step
 from scheduler.pytorch.models.catalog import LayeredCase, ModelCase
 from scheduler.pytorch.tracing import trace
@@ -135,7 +136,7 @@ def compare_training(
     case : ModelCase
         Its module is not changed.
     budget : int or str
-        As for `solve`.
+        As for `checkpointed`.
     steps : int
         Training steps of plain SGD, each on its own batch if the case can make others.
     costs : "measured" or "flops"
@@ -154,6 +155,7 @@ def compare_training(
     """
     case = case.layered() if granularity == "layers" else case
     plain, module = copy.deepcopy(case.module), copy.deepcopy(case.module)
+    budget = device_budget(budget, module, (case.args, dict(case.kwargs)))
     plan = make_plan(_graph_of(replace(case, module=module), costs, progress), budget, **options)
     planned = checkpointed(module, plan, case.args, case.kwargs, loss=case.loss, granularity=granularity)
     progress(f"training {steps} steps with the plan and without")

@@ -150,7 +150,7 @@ def test_a_budget_that_fits_no_batch_is_rejected_with_the_needs_of_one() -> None
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"budget": "60%"}, InvalidBudgetError, 'must be in bytes, such as "8GiB", got "60%": .* grow with the batch'),
+        ({"budget": "60%"}, InvalidBudgetError, 'in bytes, .* or "auto", got "60%": .* grow with the batch'),
         ({"budget": "8G"}, InvalidBudgetError, 'write "8GiB"'),
         ({"budget": -1}, InvalidBudgetError, "must be >= 0, got -1"),
         ({"make_batch": lambda size: rows(4)}, InvalidOptionError, r"make_batch\(3\) and make_batch\(2\) .*\(4, 8\)"),

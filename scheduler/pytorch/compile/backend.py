@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, fx
 from torch.optim import Optimizer
 
-from scheduler.api import SolveOptions, make_plan
+from scheduler.api import SolveOptions
+from scheduler.budgets import read_budget
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.captured_step import Capture
@@ -28,7 +29,6 @@ from scheduler.pytorch.compile.graphs import (
     BudgetShares,
     CompiledGraph,
     PlannedGraph,
-    is_relative,
     needs_gradients,
     remove_returned_inputs,
 )
@@ -62,8 +62,10 @@ def backend(
     Parameters
     ----------
     budget : int or str
-        Peak of the step, resident tensors included: bytes, "8GiB", or "60%" of what saving
-        everything adds.
+        Peak of the step, resident tensors included: bytes, "8GiB", "60%", "min" or "min+10%" as
+        for `solve`, or "auto": the memory of the device that is free when the first graph is
+        compiled, and what that graph already holds there. Compilations for other shapes keep
+        the bytes of the first; if no schedule fits, "min" is raised.
     compiler : "eager" or "inductor"
         What runs the plan: generated code that calls operators one by one, with the peak
         of the plan; or Inductor's kernels, with the saved tensors and recomputations of the
@@ -74,7 +76,7 @@ def backend(
         before its backward: raise an error that names the break, or share the budget between
         them in proportion to what each adds. A graph becomes known when it first runs, so the
         first step may exceed a shared budget. A graph compiled by Inductor cannot be planned
-        again, so there only a budget in percent, which applies to each graph alone, can be
+        again, so there only a budget in percent or "min", which applies to each graph alone, can be
         shared.
     costs, reserve, optimizer
         As for `trace`; `costs` is "flops" by default here.
@@ -107,7 +109,8 @@ def backend(
     """
     _check_options(budget, compiler, graph_breaks)
     memory = read_device_memory((), reserve, optimizer)
-    return Backend(compiler, graph_breaks, costs, memory, BudgetShares(budget, memory), options)
+    shares = BudgetShares(budget, memory, optimizer, options)
+    return Backend(compiler, graph_breaks, costs, memory, shares)
 
 
 def _check_options(budget: int | str, compiler: str, graph_breaks: str) -> None:
@@ -115,10 +118,10 @@ def _check_options(budget: int | str, compiler: str, graph_breaks: str) -> None:
         raise InvalidOptionError(f'compiler must be "eager" or "inductor", got {compiler!r}')
     if graph_breaks not in get_args(GraphBreaks):
         raise InvalidOptionError(f'graph_breaks must be "error" or "share", got {graph_breaks!r}')
-    if compiler == "inductor" and graph_breaks == "share" and not is_relative(budget):
+    if compiler == "inductor" and graph_breaks == "share" and not read_budget(budget).is_relative:
         raise InvalidOptionError(
             "a budget in bytes cannot be shared between graphs compiled by Inductor, which cannot be planned again for"
-            ' a smaller share: give the budget in percent, or pass compiler="eager"'
+            ' a smaller share: give the budget in percent or as "min", or pass compiler="eager"'
         )
 
 
@@ -134,14 +137,12 @@ class Backend:
         costs: Costs,
         memory: DeviceMemory,
         shares: BudgetShares,
-        options: SolveOptions,
     ) -> None:
         self._compiler = compiler
         self._graph_breaks = graph_breaks
         self._costs = costs
         self._memory = memory
         self._shares = shares
-        self._options = options
         self._in_flight: weakref.WeakSet[_Flight] = weakref.WeakSet()
 
     @property
@@ -176,7 +177,7 @@ class Backend:
     def _eager(self, graph: CompiledGraph, module: fx.GraphModule, args: Sequence[object]) -> Code:
         module, returned = remove_returned_inputs(module)
         captured = capture_graph(module, args, costs=self._costs, memory=self._memory)
-        self._shares.add(graph, captured.graph)
+        self._shares.add(graph, captured.graph, args)
         changed = {captured.joint.sources[old].position for old, _ in captured.joint.mutations}
         planned: Code | None = None
 
@@ -199,7 +200,7 @@ class Backend:
         )
 
         def solve(captured: Capture) -> Schedule:
-            self._shares.add(graph, captured.graph)
+            self._shares.add(graph, captured.graph, inputs)
             return self._plan(graph).schedule
 
         partition = functools.partial(partition_joint, solve=solve, costs=self._costs, memory=self._memory)
@@ -212,8 +213,7 @@ class Backend:
         return run
 
     def _plan(self, graph: CompiledGraph) -> Plan:
-        graph.budget = self._shares.budget(graph)
-        graph.plan = make_plan(graph.graph, graph.budget, **self._options)
+        graph.plan = self._shares.plan(graph)
         return graph.plan
 
     def _begin(self, graph: CompiledGraph) -> None:

@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
+from torch.optim import Optimizer
 
+from scheduler.api import SolveOptions, make_plan
+from scheduler.budgets import read_budget
 from scheduler.graph import Graph
 from scheduler.plan import Plan
+from scheduler.planning.shape_planner import ShapePlanner
 from scheduler.problem import parse_budget
 from scheduler.pytorch.capture.device_memory import DeviceMemory
+from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.torch_private.dynamo import compilation_number
 from scheduler.pytorch.torch_private.tensors import storage_id
 from scheduler.simulator import simulate
@@ -108,22 +113,49 @@ class CompiledGraph:
 class BudgetShares:
     """A budget and the graphs that share it.
 
-    A budget in percent applies to each graph alone. Of a budget in bytes, each graph gets its
-    inputs and a part of the rest, in proportion to what saving everything would add there.
-    The graphs of one step then fit the budget even if all reach their peaks at once.
+    A budget in percent or "min" applies to each graph alone; its bytes are those of the first
+    compilation. Of a budget in bytes or "auto", each graph gets its inputs and a part of the
+    rest, in proportion to what saving everything would add there. The graphs of one step then
+    fit the budget even if all reach their peaks at once.
+
+    Parameters
+    ----------
+    budget : int or str
+        As for `backend`.
+    memory : DeviceMemory
+    optimizer : torch.optim.Optimizer or None
+        The optimizer whose state is in `memory`.
+    options : SolveOptions
+        As for `backend`.
     """
 
-    def __init__(self, budget: int | str, memory: DeviceMemory) -> None:
-        self._budget = budget
-        self._bytes = None if is_relative(budget) else parse_bytes(budget)
+    def __init__(
+        self, budget: int | str, memory: DeviceMemory, optimizer: Optimizer | None, options: SolveOptions
+    ) -> None:
+        self._budget, self._optimizer, self._options = budget, optimizer, options
+        read = read_budget(budget)
+        self._is_relative = read.is_relative
+        self._bytes = read.bytes if read.form == "bytes" else None
+        self._planners: dict[str, ShapePlanner] = {}
         self._reserved_bytes = sum(tensor.size_bytes for tensor in memory.tensors)
         self.graphs: list[CompiledGraph] = []
 
-    def add(self, compiled: CompiledGraph, graph: Graph) -> None:
-        """Add a graph to those that share the budget."""
+    def add(self, compiled: CompiledGraph, graph: Graph, inputs: Sequence[object]) -> None:
+        """Add a graph to those that share the budget; the first one tells the device."""
+        if self._bytes is None and not self._is_relative:
+            self._bytes = parse_bytes(device_budget(self._budget, (), inputs, self._optimizer))
         compiled.graph = graph
         compiled.added_bytes = parse_budget("100%", graph) - graph.resident_bytes
         self.graphs.append(compiled)
+
+    def plan(self, compiled: CompiledGraph) -> Plan:
+        """Return a plan of one graph within its share."""
+        compiled.budget = self.budget(compiled)
+        if not self._is_relative:
+            return make_plan(compiled.graph, compiled.budget, **self._options)
+        if compiled.frame not in self._planners:
+            self._planners[compiled.frame] = ShapePlanner(self._budget, self._options)
+        return self._planners[compiled.frame].plan(compiled.graph)
 
     def budget(self, compiled: CompiledGraph) -> int | str:
         """Return the budget of one graph, its inputs included."""
@@ -139,11 +171,6 @@ class BudgetShares:
         free = max(0, self._bytes - self._reserved_bytes - sum(resident.values()))
         part = compiled.added_bytes * free // max(1, sum(added.values()))
         return compiled.graph.resident_bytes + min(compiled.added_bytes, part)
-
-
-def is_relative(budget: int | str) -> bool:
-    """Return whether a budget is in percent of what saving everything adds."""
-    return isinstance(budget, str) and budget.strip().endswith("%")
 
 
 def needs_gradients(module: fx.GraphModule) -> bool:

@@ -26,6 +26,7 @@ from scheduler.pytorch.execute.guards import call_key
 from scheduler.pytorch.execute.lengths import example_of, longest_first, plan_lengths
 from scheduler.pytorch.execute.module import MAX_SHAPES, CheckpointedModule, OnMismatch
 from scheduler.pytorch.integrations.distributed import share_plan
+from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.tracing import trace
 from scheduler.units import parse_bytes
 
@@ -153,7 +154,8 @@ class PlannedForward:
             return self.budget
         solving = {name: options[name] for name in SolveOptions.__annotations__ if name in options}
         tracing = {name: value for name, value in options.items() if name not in solving}
-        return make_plan(trace(body, args, kwargs, loss=self.loss, **tracing), self.budget, **solving)
+        budget = device_budget(self.budget, body, (args, kwargs), self.optimizer)
+        return make_plan(trace(body, args, kwargs, loss=self.loss, **tracing), budget, **solving)
 
 
 def with_buckets(options: ForwardOptions, module: nn.Module) -> ForwardOptions:
