@@ -16,6 +16,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MODELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models") + os.sep
 """The networks of the catalog: a user's code as far as messages are concerned."""
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_GENERATED = "<eval_with_key>"
+"""The file that torch.fx names for the code of a graph, with lines that can be read."""
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 
 
@@ -62,7 +64,7 @@ def is_users(file: str) -> bool:
     """Return whether a file is user code: neither torch's, nor the standard library's, nor this package's."""
     if file.startswith(_MODELS):
         return True
-    if file.startswith((_PACKAGE, _TORCH)) or (file.startswith("<") and not linecache.getlines(file)):
+    if file.startswith((_PACKAGE, _TORCH, _GENERATED)) or (file.startswith("<") and not linecache.getlines(file)):
         return False
     return not file.startswith(_STANDARD) or "site-packages" in file
 

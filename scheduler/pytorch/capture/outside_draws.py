@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import fx, nn
@@ -94,6 +95,9 @@ class OutsideDraws:
             if found is None and len(sys.modules) == self._modules:
                 found = Draw(changed[0].name, None)
             if found is not None:  # else a first import drew
+                # Where TorchDynamo's graph draws, in code of its own, the line was seen while it was traced.
+                lines = (draw.line for draw in self._recorded if draw.source in found.source)
+                found = replace(found, line=next(lines, found.line))
                 raise CaptureError(self._describe(next(s for s in changed if s.name == found.source), found))
         recorded = [draw for draw in self._recorded if self._matters(draw.owner)]
         if recorded:
