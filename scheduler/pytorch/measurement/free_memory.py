@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from scheduler.budgets import read_budget
 from scheduler.errors import InvalidBudgetError
 from scheduler.pytorch.measurement.memory import storage_bytes
+from scheduler.pytorch.torch_private.pytree import tree_leaves
 
 MEMORY_FILE = Path("/proc/meminfo")
 _IN_BYTES = 'give the budget in bytes, such as "8GiB", or as "min"'
