@@ -20,6 +20,7 @@ from scheduler.pytorch.capture.lowering import lower
 from scheduler.pytorch.capture.lowering.storages import StorageSizes
 from scheduler.pytorch.costs.operators import Costs, with_costs
 from scheduler.pytorch.costs.storages import can_run_on, find_storage_sizes
+from scheduler.pytorch.guards.environment import recorded_variables
 from scheduler.pytorch.guards.watch import Watch
 from scheduler.pytorch.measurement.memory import resident_tensors
 
@@ -153,8 +154,10 @@ def capture_watched(
     found = ""
     for _ in range(2):  # what is filled once, such as a cache, differs after the first capture only
         watch = Watch(model, loss)
-        captured = capture(model, args, kwargs, loss, costs=costs, memory=memory)
+        with recorded_variables() as variables:
+            captured = capture(model, args, kwargs, loss, costs=costs, memory=memory)
         watch.ignore(captured.joint.counters)
+        watch.environment.add(variables)
         found = watch.difference()
         if not found:
             return captured, watch

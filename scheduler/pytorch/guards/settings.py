@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -39,21 +38,6 @@ class Settings:
             return ""
         name, then, value = next(row for row in zip(_SETTINGS, self._then, now, strict=True) if row[1] != row[2])
         return f"{name} was {then} when the plan was made, is {value}"
-
-
-class Environment:
-    """The environment variables as they were when this object was made."""
-
-    def __init__(self) -> None:
-        self._then = os.environ.copy()
-
-    def difference(self) -> str:
-        """Return what differs now, "" if nothing does."""
-        if os.environ == self._then:
-            return ""
-        name = min(key for key in {*self._then, *os.environ} if os.environ.get(key) != self._then.get(key))
-        then, now = self._then.get(name), os.environ.get(name)
-        return f"os.environ[{name!r}] was {then!r} when the plan was made, is {now!r}"
 
 
 def _read() -> list[object]:

@@ -9,7 +9,6 @@ have changed is compared value by value.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from types import FunctionType
@@ -18,10 +17,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from scheduler.errors import CaptureError
+from scheduler.pytorch.guards.environment import Environment
 from scheduler.pytorch.guards.parts import Part, attributes_of, parts_of, parts_of_function
 from scheduler.pytorch.guards.quick_check import Objects
 from scheduler.pytorch.guards.read_names import ReadNames, is_installed, is_library, name_of
-from scheduler.pytorch.guards.settings import Environment
 from scheduler.pytorch.guards.values import (
     MOST_BYTES_COMPARED,
     Node,
@@ -48,6 +47,7 @@ class Watch:
 
     Attributes
     ----------
+    environment : Environment
     renewals : int
         How often an attribute of a module has got another, equal value. As long as it stays, the modules hold the
         same parameters and buffers.
@@ -77,7 +77,7 @@ class Watch:
         self._others: list[_Root] = []
         if loss is not None and not isinstance(loss, FunctionType | nn.Module):
             self._others.append(_Root("loss", loss, read.names, known))
-        self._environment = Environment() if _reads_environment(read) else None
+        self.environment = Environment(read.functions)
         self._hooks = dict(self._find_hooks())
         self._handles = RemovableHandle.next_id
         self.renewals = 0
@@ -103,7 +103,7 @@ class Watch:
         """
         if found := self._hooks_difference():
             return found
-        if self._environment is not None and (found := self._environment.difference()):
+        if found := self.environment.difference():
             return found
         have_same_types = list(map(type, self._modules)) == self._types
         for group in self._groups:
@@ -146,16 +146,6 @@ class Watch:
         for name, held in global_hooks().items():
             for key, hook in held.items():
                 yield (name, key), (held, hook)
-
-
-def _reads_environment(read: ReadNames) -> bool:
-    """Return whether code mentions the environment variables, under any name."""
-    return bool(read.names & {"environ", "environb", "getenv", "getenvb"}) or any(
-        function.__globals__.get(name) is value
-        for value in (os.environ, os.getenv)
-        for function in read.functions
-        for name in function.__code__.co_names
-    )
 
 
 class _Group:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -380,7 +379,6 @@ class Result(NamedTuple):
 
 def run(case: Case, call: Callable[[], Tensor], step: Step) -> Result:
     """Run a step and return what it leaves."""
-    _drop_name_of_test()
     torch.manual_seed(1)
     case.model.zero_grad(set_to_none=True)
     with contextlib.ExitStack() as stack:
@@ -392,11 +390,6 @@ def run(case: Case, call: Callable[[], Tensor], step: Step) -> Result:
     gradients = {name: parameter.grad for name, parameter in case.model.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in case.model.named_buffers()}
     return Result(value, gradients, buffers, torch.get_rng_state())
-
-
-def _drop_name_of_test() -> None:
-    """Empty the variable in which pytest notes the present test: transformers reads the environment, so it counts."""
-    os.environ["PYTEST_CURRENT_TEST"] = ""
 
 
 def outcome(case: Case, call: Callable[[], Tensor], step: Step) -> Result | Exception:
@@ -432,7 +425,6 @@ _planned: dict[tuple[object, ...], Planned] = {}
 def planned_for(row: Row, granularity: str) -> Planned:
     """Return a planned case for a row."""
     key = (row.make, row.prepare, granularity)
-    _drop_name_of_test()
     if key not in _planned:
         changing.cached_level.cache_clear()
         case = row.make()
