@@ -11,7 +11,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
-from scheduler.pytorch.torch_private import autograd, modules, operators, pytree, tensors
+from scheduler.pytorch.torch_private import autograd, guards, modules, operators, pytree, tensors
 from tests.pytorch.torch_private.expectations import VALUES, Expectations, public_names
 
 EXPECTED = Expectations()
@@ -378,10 +378,23 @@ def a_step_runs_without_hooks() -> None:
     assert seen == ["before", "after"]
 
 
-@EXPECTED.of("modules.dict_versions")
+@EXPECTED.of("guards.Check", "guards.dicts_check", "guards.dicts_check_one_by_one")
 def changes_of_dicts_are_noticed() -> None:
-    held = [{"a": 1}, {"b": 2}]
-    before = modules.dict_versions(held)
-    assert before == modules.dict_versions(held)
-    held[1]["b"] = 3
-    assert before != modules.dict_versions(held)
+    for make in (guards.dicts_check, guards.dicts_check_one_by_one):
+        for count in (2, 100):
+            held: list[dict[str, int]] = [{"a": 1, "b": 2} for _ in range(count)]
+            check: guards.Check = make(held)
+            assert check()
+            held[-1]["b"] = 3
+            assert not check()
+
+
+@EXPECTED.of("guards.tensors_check", "guards.tensors_check_one_by_one")
+def changes_of_the_properties_of_tensors_are_noticed() -> None:
+    for make in (guards.tensors_check, guards.tensors_check_one_by_one):
+        held = [torch.ones(2, 3), nn.Parameter(torch.ones(4))]
+        check = make(held)
+        held[0].add_(1)
+        assert check()
+        held[1].requires_grad_(False)
+        assert not check()
