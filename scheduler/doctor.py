@@ -17,11 +17,8 @@ from importlib.util import find_spec
 from typing import Literal, NoReturn
 
 from scheduler.errors import MissingExtraError
+from scheduler.pytorch.versions import TESTED_PYTHON, TESTED_TORCH, is_tested
 
-TESTED_TORCH = ("2.13.0",)
-"""Torch versions that the tests run with and that the extra `torch` allows."""
-TESTED_PYTHON = ("3.11",)
-"""Python versions that the tests run with."""
 TRIAL_SECONDS = 120.0
 """A part that does not answer within this time counts as broken."""
 
@@ -38,6 +35,11 @@ _CACHE = (
     "kernel.__code__ = kernel.__code__.replace(co_filename=graph_arrays.__file__)\n"
     "print(CompileResultCacheImpl(kernel).locator.get_cache_path())"
 )
+_TORCH = (
+    "import warnings, importlib.metadata as m; warnings.simplefilter('ignore')\n"
+    "import scheduler.pytorch.torch_private; print(m.version('torch'))"
+)
+"""Fails if a version that is not tested lacks a name that this package needs."""
 _GPU = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
 
 
@@ -118,7 +120,7 @@ PARTS = (
         "set NUMBA_CACHE_DIR to a writable folder",
         trial=_CACHE,
     ),
-    Part("torch", "torch", "tracing and training", _extra("torch")),
+    Part("torch", "torch", "tracing and training", _extra("torch"), trial=_TORCH),
     Part("GPU", "torch", "training on a GPU", "optional; to use one, install a torch build for it", trial=_GPU),
     Part("matplotlib", "matplotlib", "plots and reports", _extra("plot")),
     Part("transformers", "transformers", "the models named hf-...", _extra("models")),
@@ -195,6 +197,6 @@ def _finding(part: Part) -> Finding:
     found = ran.stdout.strip()
     if not found:
         return Finding(part, "missing", "none found")
-    if part.name == "torch" and found.partition("+")[0] not in TESTED_TORCH:
+    if part.name == "torch" and not is_tested(found):
         return Finding(part, "untested", f"{found}; tested with {', '.join(TESTED_TORCH)}")
     return Finding(part, "ok", found)

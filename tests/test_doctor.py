@@ -16,6 +16,7 @@ from scheduler import doctor
 from scheduler.cli import main
 from scheduler.doctor import PARTS, Finding, Part, can_solve, examine, explain_import_error
 from scheduler.errors import MissingExtraError
+from scheduler.pytorch.versions import TESTED_PYTHON, TESTED_TORCH, describe_tested
 from tests.support.paths import ROOT
 
 NUMPY = next(part for part in PARTS if part.name == "numpy")
@@ -79,13 +80,21 @@ def test_a_part_that_finds_none_of_its_kind_is_missing() -> None:
 
 def test_an_untested_torch_is_named_next_to_the_tested_versions() -> None:
     _, found = examine([Part("torch", "sys", "training", "pip", trial="print('1.0.0+cpu')")])
-    assert (found.state, found.detail) == ("untested", "1.0.0+cpu; tested with 2.13.0")
+    assert (found.state, found.detail) == ("untested", "1.0.0+cpu; tested with 2.13, 2.14, 2.15")
+
+
+@pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.15.1"])
+def test_every_patch_of_a_tested_minor_version_is_tested(version: str) -> None:
+    _, found = examine([Part("torch", "sys", "training", "pip", trial=f"print({version!r})")])
+    assert (found.state, found.detail) == ("ok", version)
 
 
 def test_the_tested_versions_are_those_of_the_extra_and_of_readme() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["torch"] == [f"torch=={version}" for version in doctor.TESTED_TORCH]
-    tested = f"Tested with torch {', '.join(doctor.TESTED_TORCH)} on CPU, Python {', '.join(doctor.TESTED_PYTHON)}."
+    (extra,) = project["optional-dependencies"]["torch"]
+    assert describe_tested().endswith(f'pip install "{extra}"')
+    assert project["requires-python"] == f">={TESTED_PYTHON[0]}"
+    tested = f"Tested with torch {', '.join(TESTED_TORCH)} on CPU, Python {', '.join(TESTED_PYTHON)}."
     assert tested in (ROOT / "README.md").read_text()
 
 

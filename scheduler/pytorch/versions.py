@@ -1,0 +1,19 @@
+"""The versions of torch and Python that the tests run with."""
+
+from __future__ import annotations
+
+TESTED_TORCH = ("2.13", "2.14", "2.15")
+"""Minor versions of torch; the extra `torch` allows the range."""
+TESTED_PYTHON = ("3.11",)
+
+
+def is_tested(torch_version: str) -> bool:
+    """Return whether the minor version of a version of torch, such as "2.13.0+cpu", is a tested one."""
+    return ".".join(torch_version.split(".")[:2]) in TESTED_TORCH
+
+
+def describe_tested() -> str:
+    """Return the tested versions of torch, and how to install one."""
+    first, last = TESTED_TORCH[0], TESTED_TORCH[-1]
+    major, minor = last.split(".")
+    return f'{first} to {last}: pip install "torch>={first},<{major}.{int(minor) + 1}"'
