@@ -45,8 +45,8 @@ _WITHOUT_A_STEP = _CONSTRUCTION | {
 _READ_BY_NAME = frozenset({"delattr", "getattr", "hasattr", "attrgetter", "methodcaller"})
 _READ_EVERYTHING = frozenset({"__dict__", "asdict", "astuple", "eval", "exec", "fields", "globals", "vars"})
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-MOST_ENTRIES = 1000
-"""Containers with more entries are not searched for code."""
+MOST_ENTRIES = 100_000
+"""Containers with more entries are not searched for code or tensors."""
 
 _WRAPPERS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),

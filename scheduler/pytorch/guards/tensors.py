@@ -10,8 +10,9 @@ from types import FunctionType
 
 from torch import Tensor, nn
 
-from scheduler.pytorch.guards.parts import Part, attributes_of, is_followed, parts_of, parts_of_function
+from scheduler.pytorch.guards.parts import CONTAINERS, Part, attributes_of, is_followed, parts_of, parts_of_function
 from scheduler.pytorch.guards.read_names import MOST_ENTRIES, ReadNames, is_installed, is_library, name_of
+from scheduler.pytorch.guards.values import is_large_and_flat
 
 MISSING = (LookupError, AttributeError, ValueError)
 """What getting a value from a place raises if there is none any more."""
@@ -161,7 +162,7 @@ class _Walk:
             return
         if id(value) in self._passed or id(value) in within or not is_followed(value):
             return
-        if isinstance(value, list | tuple | dict) and len(value) > MOST_ENTRIES:
+        if isinstance(value, CONTAINERS) and (len(value) > MOST_ENTRIES or is_large_and_flat(value)):
             return
         is_empty = True
         for part in parts_of(value, self._names):

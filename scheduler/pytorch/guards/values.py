@@ -25,6 +25,7 @@ from torch import Tensor
 from scheduler.pytorch.guards.parts import CONTAINERS, Part, is_followed, parts_of
 from scheduler.pytorch.guards.quick_check import Objects, content
 from scheduler.pytorch.guards.read_names import MOST_ENTRIES, slots_of, vars_of
+from scheduler.units import format_bytes
 
 _SCALARS = (
     int, float, complex, str, bytes, type(None), range, slice, frozenset, enum.Enum, np.generic, np.dtype,
@@ -87,6 +88,8 @@ class Parts:
     """The names that code mentions."""
     keys: AbstractSet[str] = frozenset()
     """Those of them that were attributes of the object."""
+    order: tuple[object, ...] = ()
+    """The keys of a dict."""
 
     def difference(self, now: object, path: str) -> str:
         """Return how a later value differs, "" if it does not."""
@@ -96,7 +99,11 @@ class Parts:
             return f"{path} had {self.length} entries when the plan was made, has {len(now)}"  # type: ignore[arg-type]
         for name in attributes_added(now, self.readable, self.keys):
             return f"{path}.{name} was added after the plan was made"
-        return parts_difference(self.parts, now, path)
+        if found := parts_difference(self.parts, now, path):
+            return found
+        if self.order and (*now,) != self.order:  # type: ignore[misc]
+            return f"the entries of {path} have another order than when the plan was made"
+        return ""
 
 
 Node = Whole | Content | TensorLike | Parts
@@ -115,17 +122,18 @@ def parts_difference(parts: Collection[tuple[Part, Node]], now: object, path: st
 
 
 class TooLargeError(Exception):
-    """A buffer is too large to be compared at every call.
+    """A buffer or a container is too large to be compared at every call.
 
     Parameters
     ----------
     path : str
-    size_bytes : int
+    size, limit : str
+        For a reader: "3 MiB", "at most 1 MiB are".
     """
 
-    def __init__(self, path: str, size_bytes: int) -> None:
-        super().__init__(path, size_bytes)
-        self.path, self.size_bytes = path, size_bytes
+    def __init__(self, path: str, size: str, limit: str) -> None:
+        super().__init__(path, size, limit)
+        self.path, self.size, self.limit = path, size, limit
 
 
 class Trail(Objects):
@@ -172,7 +180,7 @@ class Trail(Objects):
         """Add a buffer and return its description."""
         size_bytes = value.nbytes if isinstance(value, np.ndarray) else memoryview(value).nbytes  # type: ignore[arg-type]
         if size_bytes > MOST_BYTES_COMPARED:
-            raise TooLargeError("", size_bytes)
+            raise TooLargeError("", format_bytes(size_bytes), f"at most {format_bytes(MOST_BYTES_COMPARED)} are")
         self.buffers.append(value)
         return Content(type(value), show(value), content(value))
 
@@ -200,15 +208,27 @@ def describe(value: object, names: AbstractSet[str], trail: Trail, within: tuple
     if known := trail.described(value):
         return known
     trail.add(value)
-    if isinstance(value, set) or (isinstance(value, CONTAINERS) and len(value) > MOST_ENTRIES):
-        is_flat = not isinstance(value, dict) and all(isinstance(entry, _SCALARS) for entry in value)
-        return Whole(copy.copy(value), by_value=True) if is_flat else Whole(value, by_value=False)
+    if isinstance(value, set) or is_large_and_flat(value):
+        return Whole(copy.copy(value), by_value=True)
+    if isinstance(value, CONTAINERS) and len(value) > MOST_ENTRIES:
+        raise TooLargeError("", f"{len(value)} entries", f"at most {MOST_ENTRIES} are")
     inside = (*within, id(value))
     parts = tuple(describe_parts(value, parts_of(value, names), names, trail, inside))
     length = len(value) if isinstance(value, CONTAINERS) else -1
-    node = Parts(type(value), parts, length, names, vars_of(value).keys() & names)
+    order = (*value,) if isinstance(value, dict) else ()
+    node = Parts(type(value), parts, length, names, vars_of(value).keys() & names, order)
     trail.nodes[id(value)] = (value, node)
     return node
+
+
+_MANY_ENTRIES = 1000
+
+
+def is_large_and_flat(value: object) -> bool:
+    """Return whether a value is a container of many entries, all of them plain values: it is compared as a whole."""
+    if not isinstance(value, list | tuple | dict | deque) or len(value) <= _MANY_ENTRIES:
+        return False
+    return all(isinstance(entry, _SCALARS) for entry in (value.values() if isinstance(value, dict) else value))
 
 
 def describe_parts(
@@ -219,7 +239,7 @@ def describe_parts(
         try:
             yield part, describe(part.get(value), names, trail, within)
         except TooLargeError as error:
-            raise TooLargeError(part.text + error.path, error.size_bytes) from None
+            raise TooLargeError(part.text + error.path, error.size, error.limit) from None
 
 
 _BUFFERS = (np.ndarray, bytearray, memoryview, array.array, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
@@ -250,6 +270,8 @@ def _show_key(key: tuple[object, ...]) -> str:
 
 def _are_equal(then: object, now: object) -> bool:
     if type(then) is not type(now):
+        return False
+    if isinstance(then, dict) and isinstance(now, dict) and [*then] != [*now]:
         return False
     return bool(then == now) or (then != then and now != now)
 

@@ -22,7 +22,6 @@ from scheduler.pytorch.guards.parts import Part, attributes_of, parts_of, parts_
 from scheduler.pytorch.guards.quick_check import Objects
 from scheduler.pytorch.guards.read_names import ReadNames, is_installed, is_library, name_of
 from scheduler.pytorch.guards.values import (
-    MOST_BYTES_COMPARED,
     Node,
     TooLargeError,
     Trail,
@@ -32,7 +31,6 @@ from scheduler.pytorch.guards.values import (
     parts_difference,
 )
 from scheduler.pytorch.torch_private.modules import HOOKS, buffers_of, global_hooks, parameters_of, submodules_of
-from scheduler.units import format_bytes
 
 
 class Watch:
@@ -55,7 +53,7 @@ class Watch:
     Raises
     ------
     CaptureError
-        If code reads a NumPy array, or another buffer, that is too large to be compared at every call.
+        If code reads a NumPy array, or another buffer or container, that is too large to be compared at every call.
     """
 
     def __init__(self, module: nn.Module, loss: object, *, ignore: Collection[str] = ()) -> None:
@@ -189,9 +187,9 @@ class _Root:
             )
         except TooLargeError as error:
             raise CaptureError(
-                f"{path}{error.path} may be read by the step and holds {format_bytes(error.size_bytes)}: at most"
-                f" {format_bytes(MOST_BYTES_COMPARED)} are compared at every call. Make it a tensor, whose values are"
-                " read at every step, or make the array read-only (array.flags.writeable = False)"
+                f"{path}{error.path} may be read by the step and holds {error.size}: {error.limit} compared at every"
+                " call. Make it a tensor, whose values are read at every step, or make an array read-only"
+                " (array.flags.writeable = False)"
             ) from None
         self._close()
 

@@ -132,3 +132,8 @@ def test_a_place_that_is_gone_or_holds_something_else_says_so():
     del batch["labels"]
     with pytest.raises(LookupError):
         place.get()
+
+
+def test_tensors_in_large_containers_are_found():
+    holder = [torch.zeros(()) for _ in range(1200)]
+    assert len(places(lambda output: holder)) == 1200

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from scheduler.errors import CaptureError
 from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.guards.watch import Watch
 
@@ -331,3 +332,51 @@ def test_a_change_is_found_although_another_one_is_accepted_in_the_same_step() -
     model.blocks[0].settings = Settings()
     model.blocks[1].tau = 3.0
     assert "model.blocks.1.tau was 1.0" in watch.difference()
+
+
+class Holder(nn.Module):
+    def __init__(self, held: object) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * len(self.held)
+
+
+LARGE: dict[str, tuple[Callable[[], object], Callable[[object], object], str]] = {
+    "lists in a list": (lambda: [[i] for i in range(2000)], lambda held: held[5].append(1), r"held\[5\] had 1 entries"),
+    "lists in a dict": (
+        lambda: {i: [i] for i in range(2000)},
+        lambda held: held.update({5: [6]}),
+        r"held\[5\]\[0\] was 5",
+    ),
+    "numbers in a dict": (lambda: {i: i for i in range(2000)}, lambda held: held.update({5: 6}), r"held was \{0: 0"),
+    "tuples in a set": (lambda: {(1, 2)}, lambda held: held.add((3, 4)), r"held was \{\(1, 2\)\}"),
+    "order of a dict": (
+        lambda: {"a": 1, "b": 2},
+        lambda held: held.update(a=held.pop("a")),
+        r"the entries of model\.held have another order",
+    ),
+    "order of a large dict": (
+        lambda: {i: i for i in range(2000)},
+        lambda held: held.update({0: held.pop(0)}),
+        r"held was \{0: 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_change_of_a_container_is_named_whatever_its_size(name: str) -> None:
+    make, change, expected = LARGE[name]
+    model = Holder(make())
+    watch = Watch(model, None)
+    assert watch.difference() == ""
+    change(model.held)
+    with pytest.raises(ValueError, match=expected):
+        raise ValueError(watch.difference())
+
+
+def test_a_container_too_large_to_compare_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"model\.held may be read by the step and holds 100001 entries: at most"):
+        Watch(Holder([(i,) for i in range(100_001)]), None)
+    assert Watch(Holder([*range(100_001)]), None).difference() == ""
