@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError, UnsuitableProblemError
+from scheduler.explanations import explain
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
@@ -15,10 +16,9 @@ from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
-from scheduler.solvers.smallest_peak import smallest_peak, squeeze, with_budget
-from scheduler.units import format_bytes, format_peak
+from scheduler.solvers.smallest_peak import quick_peak, squeeze, with_budget
 
-MIN_EXPLANATION_SECONDS, MAX_EXPLANATION_SECONDS = 0.3, 10.0
+MIN_EXPLANATION_SECONDS, MAX_EXPLANATION_SECONDS = 0.3, 2.0
 """Limits of the time to look for the smallest peak that an error message names."""
 
 
@@ -111,12 +111,7 @@ def solve(
         problem = with_budget(Problem(graph, 0, reorder, chain), budget, deadline)
         proposal = propose_with_bounds(problem, solver, deadline, seed)
         solution = grade(problem, proposal, solver=solver, seconds=clock.now() - started)
-    if solution.schedule is None:
-        deadline = Deadline(max(MIN_EXPLANATION_SECONDS, deadline.remaining))
-        with stopped_by_interrupt(deadline):
-            known, _ = smallest_peak(problem, deadline.within(MAX_EXPLANATION_SECONDS))
-        solution = replace(solution, messages=(_explanation(problem, solution, known), *solution.messages))
-    return solution
+    return _with_smallest_peak(problem, proposal, solution, deadline)
 
 
 def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -> SmallestPeak:
@@ -225,32 +220,14 @@ def with_bounds(problem: Problem, proposal: Proposal, deadline: Deadline) -> Pro
     return replace(proposal, bound=proven.bound, global_bound=proven.global_bound)
 
 
-def _explanation(problem: Problem, solution: Solution, known_bytes: int) -> str:
-    """Return why there is no schedule, and what to do, given the smallest known peak."""
-
-    def peak(count: int) -> str:
-        return format_peak(count, solution.resident_bytes, solution.baseline_peak_bytes)
-
-    budget, known, floor = peak(problem.budget_bytes), peak(known_bytes), problem.floor
-    if floor.bytes > problem.budget_bytes:
-        why = f'no schedule fits {budget}: "{floor.operation}" alone needs {format_bytes(floor.bytes)}.'
-    elif solution.status is Status.INFEASIBLE:
-        why = (
-            f"no schedule fits {budget}: this is proven, although no operation alone needs that much"
-            f' ("{floor.operation}" needs most: {format_bytes(floor.bytes)}).'
-        )
-    elif known_bytes <= problem.budget_bytes:
-        return (
-            f"{solution.solver} found no schedule that fits {budget}, but another solver found one that needs {known}:"
-            ' use solver="auto", or allow more time.'
-        )
-    else:
-        why = (
-            f"{solution.solver} found no schedule that fits {budget}"
-            f' ("{floor.operation}" needs most: {format_bytes(floor.bytes)} alone).'
-        )
-    if known_bytes > floor.bytes:
-        why += f" The smallest known schedule needs {known}; whether a smaller one exists is open."
-    else:
-        why += f" The smallest possible schedule needs {known}."
-    return f"{why} Set the budget to {known_bytes} bytes, use a smaller batch, or split that operation."
+def _with_smallest_peak(problem: Problem, proposal: Proposal, solution: Solution, deadline: Deadline) -> Solution:
+    """Return a solution with the smallest known peak and, without a schedule, with an explanation."""
+    known = (proposal.schedule, proposal.smallest, *problem.starts)
+    problem = replace(problem, starts=tuple(schedule for schedule in known if schedule is not None))
+    deadline = Deadline(max(MIN_EXPLANATION_SECONDS, deadline.remaining))
+    with stopped_by_interrupt(deadline):
+        if solution.schedule is not None:
+            return replace(solution, smallest_peak_bytes=quick_peak(problem, deadline))
+        peak_bytes, _ = squeeze(problem, deadline.within(MAX_EXPLANATION_SECONDS))
+    messages = (explain(problem, solution, peak_bytes), *solution.messages)
+    return replace(solution, messages=messages, smallest_peak_bytes=peak_bytes)

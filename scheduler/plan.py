@@ -21,7 +21,7 @@ from scheduler.errors import (
 )
 from scheduler.files import read_json, write_text
 from scheduler.graph import Graph
-from scheduler.problem import least_time, save_everything
+from scheduler.problem import floor, least_time, save_everything
 from scheduler.schedule import Schedule
 from scheduler.simulator import Simulation, simulate
 from scheduler.solution import TOLERANCE, Solution, Status, relative_gap
@@ -61,6 +61,8 @@ class Plan:
     torch_version : str or None
         Version of torch that was installed where the plan was made.
     package_version : str
+    smallest_peak_bytes : int or None
+        Smallest peak of the schedules that were known when the plan was made.
     """
 
     graph: Graph
@@ -80,6 +82,7 @@ class Plan:
     granularity: Granularity = "operations"
     torch_version: str | None = None
     package_version: str = ""
+    smallest_peak_bytes: int | None = None
 
     @classmethod
     def of(cls, graph: Graph, solution: Solution, *, granularity: Granularity = "operations") -> Plan:
@@ -112,6 +115,7 @@ class Plan:
             granularity=granularity,
             torch_version=_installed("torch"),
             package_version=_installed("checkpoint-scheduler") or "unknown",
+            smallest_peak_bytes=solution.smallest_peak_bytes,
         )
 
     @property
@@ -215,6 +219,12 @@ class Plan:
             raise PlanClaimError(
                 f"global_bound {self.global_bound} must not be above bound {self.bound}: it holds for more schedules"
             )
+        smallest, least = self.smallest_peak_bytes, floor(self.graph).bytes
+        if smallest is not None and not least <= smallest <= self.peak_bytes:
+            raise PlanClaimError(
+                f"smallest_peak_bytes must be between the floor of {least} bytes and the peak of {self.peak_bytes}, got"
+                f" {smallest}"
+            )
         expected = Status.OPTIMAL if self.gap <= TOLERANCE else Status.FEASIBLE
         self._check("status", self.status.name, expected.name)
 
@@ -226,7 +236,7 @@ class Plan:
 
     def summary(self) -> str:
         """Return the claims, their proof, and what is saved and recomputed, as text."""
-        unit = self.graph.time_unit
+        unit, smallest = self.graph.time_unit, self.smallest_peak_bytes
         recomputed = {name: runs for name, runs in self.simulation.recomputed.items() if runs}
         peak = f"{self._peak(self.peak_bytes)} instead of {format_bytes(self.baseline_peak_bytes)}"
         rows = [
@@ -241,6 +251,7 @@ class Plan:
                 "global bound",
                 f"{self.global_bound:.6g} {unit}, gap {format_percent(self.global_gap, 4)} over all schedules",
             ),
+            *([] if smallest is None else [("smallest", f"{self._peak(smallest)} is the smallest peak known")]),
             ("solver", f"{self.solver}, {self.solve_seconds:.3g} s"),
             ("saved", f"{format_bytes(self.simulation.saved_bytes)} in {len(self.saved)} tensors{_shown(self.saved)}"),
             (
@@ -319,6 +330,7 @@ class Plan:
                 "global_gap": self.global_gap,
                 "solver": self.solver,
                 "solve_seconds": self.solve_seconds,
+                **({} if self.smallest_peak_bytes is None else {"smallest_peak_bytes": self.smallest_peak_bytes}),
             },
             "saved": list(self.saved),
             "schedule": self.schedule.to_lines(),
@@ -359,6 +371,7 @@ class Plan:
             granularity=cast(Granularity, granularity),
             torch_version=None if fields.get("torch_version") is None else _text(fields, "torch_version"),
             package_version=_text(fields, "package_version"),
+            smallest_peak_bytes=_count(proof, "smallest_peak_bytes") if "smallest_peak_bytes" in proof else None,
         )
 
 

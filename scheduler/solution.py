@@ -45,6 +45,8 @@ class Proposal:
         Remarks for the user, such as why nothing was found.
     cuts : tuple of int
         Tasks that `ilp` used as cuts, for use at other budgets of the same graph.
+    smallest : Schedule or None
+        The schedule with the smallest peak that the solver came across, if it is another one.
     """
 
     schedule: Schedule | None
@@ -54,6 +56,7 @@ class Proposal:
     infeasible: bool = False
     messages: tuple[str, ...] = ()
     cuts: tuple[int, ...] = ()
+    smallest: Schedule | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,6 +87,9 @@ class Solution:
         Bytes of the resident tensors of the graph.
     time_unit : str
         Unit of all times but `solve_seconds`.
+    smallest_peak_bytes : int or None
+        Smallest peak of all schedules that were known when the search ended, whether they fit
+        or not. `minimum_budget` looks for a smaller one.
     """
 
     status: Status
@@ -100,6 +106,7 @@ class Solution:
     messages: tuple[str, ...] = ()
     resident_bytes: int = 0
     time_unit: str = "s"
+    smallest_peak_bytes: int | None = None
 
     @property
     def time(self) -> float:
@@ -154,6 +161,8 @@ class Solution:
                 ("bound", f"{self._bound(self.bound, self.gap)} in {self.search_space}"),
                 ("global bound", f"{self._bound(self.global_bound, self.global_gap)} over all schedules"),
             ]
+        if self.smallest_peak_bytes is not None:
+            rows.append(("smallest", f"{self._peak(self.smallest_peak_bytes)} is the smallest peak known"))
         rows.append(("solver", f"{self.solver}, {self.solve_seconds:.3g} s"))
         rows += [("note", message) for message in self.messages]
         return text_table(rows)
@@ -201,6 +210,8 @@ def grade(problem: Problem, proposal: Proposal, *, solver: str, seconds: float) 
     """
     schedule, messages = proposal.schedule, list(proposal.messages)
     simulation = None if schedule is None else simulate(problem.graph, schedule)
+    known = [simulate(problem.graph, start) for start in (*problem.starts, proposal.smallest) if start is not None]
+    peaks = [entry.peak_bytes for entry in (problem.baseline, simulation, *known) if entry is not None]
     if schedule is not None and simulation is not None:
         violation = _violation(problem, schedule, simulation)
         if violation:
@@ -232,16 +243,18 @@ def grade(problem: Problem, proposal: Proposal, *, solver: str, seconds: float) 
         messages=tuple(messages),
         resident_bytes=problem.graph.resident_bytes,
         time_unit=problem.graph.time_unit,
+        smallest_peak_bytes=min(peaks),
     )
 
 
 def _violation(problem: Problem, schedule: Schedule, simulation: Simulation) -> str:
     """Return why a schedule does not solve the problem; "" if it does."""
     if simulation.peak_bytes > problem.budget_bytes:
-        return (
-            f"the best schedule found needs {format_bytes(simulation.peak_bytes)},"
-            f" which exceeds the budget of {format_bytes(problem.budget_bytes)}"
+        found, budget = (
+            format_peak(count, problem.graph.resident_bytes, problem.baseline.peak_bytes)
+            for count in (simulation.peak_bytes, problem.budget_bytes)
         )
+        return f"the best schedule found needs {found}, which exceeds the budget of {budget}"
     if not problem.reorder and not follows_input_order(problem.graph, schedule):
         return "the best schedule found leaves the input order"
     return ""

@@ -89,8 +89,8 @@ def test_a_budget_below_the_floor_names_the_operation_the_floor_and_a_budget_tha
     with pytest.raises(BudgetTooSmallError) as caught:
         sc.make_plan(uniform_chain(3), 10)
     assert str(caught.value) == (
-        'no schedule fits 10 B (37.5%): "b2" alone needs 16 B. The smallest possible schedule needs 16 B (75.0%).'
-        " Set the budget to 16 bytes, use a smaller batch, or split that operation."
+        'no schedule fits 10 B (37.5%): "b2" alone needs 16 B (75.0%). The smallest possible schedule needs 16 B'
+        ' (75.0%). Set the budget to "min" or 16 bytes, use a smaller batch, or split that operation.'
     )
     assert caught.value.proven
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +154,26 @@ def test_the_summary_of_a_plan_has_one_fact_per_line() -> None:
         "time          7 s, overhead 16.6667%",
         "bound         6 s, gap 14.2857% in any order",
         "global bound  6 s, gap 14.2857% over all schedules",
+        "smallest      16 B (100.0%) is the smallest peak known",
         "solver        by hand, 0.25 s",
         "saved         4 B in 1 tensors: x2",
         "recomputed    1 runs of 1 operations: f0",
     ]
+
+
+def test_the_smallest_known_peak_is_kept_and_must_be_possible(tmp_path: Path) -> None:
+    plan = sc.make_plan(uniform_chain(8), "100%")
+    assert (plan.peak_bytes, plan.smallest_peak_bytes) == (40, 16)  # ten sizes of 4 bytes, and four
+    plan.save(tmp_path / "plan.json")
+    assert sc.Plan.load(tmp_path / "plan.json") == plan
+    for impossible in (15, 41):
+        with pytest.raises(
+            PlanClaimError, match=rf"between the floor of 16 bytes and the peak of 40, got {impossible}"
+        ):
+            replace(plan, smallest_peak_bytes=impossible).verify()
+    unknown = replace(plan, smallest_peak_bytes=None)
+    assert "smallest" not in unknown.summary()
+    assert sc.Plan.from_dict(unknown.to_dict()) == unknown
 
 
 def test_long_lists_of_names_are_cut_in_a_summary() -> None:

@@ -38,7 +38,9 @@ def test_a_bound_that_meets_the_time_makes_the_schedule_optimal_in_its_space() -
 def test_a_schedule_over_the_budget_counts_as_none() -> None:
     solution = graded(TWICE, 15)
     assert (solution.status, solution.schedule, solution.simulation) == (sc.Status.UNKNOWN, None, None)
-    assert solution.messages == ("the best schedule found needs 16 B, which exceeds the budget of 15 B",)
+    assert solution.messages == (
+        "the best schedule found needs 16 B (100.0%), which exceeds the budget of 15 B (91.7%)",
+    )
 
 
 def test_a_solution_is_shown_in_one_line() -> None:
@@ -58,6 +60,7 @@ def test_the_summary_of_a_solution_has_one_fact_per_line() -> None:
         "time          7 s, overhead 16.6667%",
         "bound         6 s, gap 14.2857% in by hand",
         "global bound  6 s, gap 14.2857% over all schedules",
+        "smallest      16 B (100.0%) is the smallest peak known",
         "solver        me, 0.25 s",
         "note          by hand",
     ]
@@ -68,6 +71,7 @@ def test_the_summary_without_a_schedule_says_why() -> None:
         "status    INFEASIBLE: proven: no schedule fits; raise the budget or shrink the step",
         "budget    17 B (108.3%)",
         "resident  4 B",
+        "smallest  16 B (100.0%) is the smallest peak known",
         "solver    me, 0.25 s",
         "note      because",
     ]

@@ -193,7 +193,7 @@ class Graph:
         ]
         return text_table(rows)
 
-    def _resident_by_role(self) -> str:
+    def resident_bytes_by_role(self) -> Counter[str]:
         """Return the bytes of resident storages by role; a storage counts for its first resident tensor."""
         index = self.index
         sizes: Counter[str] = Counter()
@@ -207,7 +207,10 @@ class Graph:
             if storage not in seen:
                 seen.add(storage)
                 sizes[self.tensors[t].role] += members[storage]
-        shown = ", ".join(f"{role} {format_bytes(size)}" for role, size in sizes.items())
+        return sizes
+
+    def _resident_by_role(self) -> str:
+        shown = ", ".join(f"{role} {format_bytes(size)}" for role, size in self.resident_bytes_by_role().items())
         return f": {shown}" if shown else ""
 
     def to_dict(self) -> dict[str, object]:

@@ -99,6 +99,10 @@ class _Incumbent:
     Attributes
     ----------
     schedule : Schedule or None
+    smallest : Schedule or None
+        The schedule with the smallest peak, whether it fits or not.
+    smallest_peak_bytes : int
+        Its peak; at first, that of the save-everything schedule.
     search_space : str
         The search space of the schedule.
     time : float
@@ -112,6 +116,8 @@ class _Incumbent:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.schedule: Schedule | None = None
+        self.smallest: Schedule | None = None
+        self.smallest_peak_bytes = problem.baseline.peak_bytes
         self.search_space = "input order"
         self.time = math.inf
         self.bounds: dict[str, float] = {}
@@ -154,6 +160,8 @@ class _Incumbent:
         if schedule is None:
             return
         simulation = simulate(self.problem.graph, schedule)
+        if simulation.peak_bytes < self.smallest_peak_bytes:
+            self.smallest, self.smallest_peak_bytes = schedule, simulation.peak_bytes
         if space == "any order" and follows_input_order(self.problem.graph, schedule):
             space = "input order"
         # Of equally fast schedules, one in the input order has the stronger bounds.
@@ -172,6 +180,7 @@ class _Incumbent:
             infeasible=self.infeasible,
             messages=tuple(self.messages),
             cuts=self.cuts,
+            smallest=self.smallest,
         )
 
 

@@ -48,6 +48,16 @@ def with_budget(problem: Problem, budget: int | str, deadline: Deadline) -> Prob
     return replace(problem, budget_bytes=budget_bytes, starts=starts)
 
 
+def quick_peak(problem: Problem, deadline: Deadline) -> int:
+    """Return the smallest peak of the problem's starts and of the solvers that keep little, in bytes."""
+    search = _PeakSearch(replace(problem, budget_bytes=0), deadline)
+    for start in problem.starts:
+        search.offer(start)
+    for name in _FRUGAL_SOLVERS:
+        search.ask(name, problem.floor.bytes)
+    return search.peak_bytes
+
+
 def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     """Return the smallest peak found, in bytes with the resident tensors, and its schedule.
 

@@ -29,7 +29,8 @@ PLANS = {
 }
 REASONS = re.compile(
     r"differs from the graph in the plan|changed after it was written|the plan states .*, but simulation gives"
-    r"|breaks a rule|over the budget|must be a lower bound|must not be above|plan version must be|not a plan"
+    r"|breaks a rule|over the budget|must be a lower bound|must be between|must not be above"
+    r"|plan version must be|not a plan"
     r"|JSON object|JSON list|printable text|a finite number|must be an int|must be OPTIMAL or FEASIBLE"
     r"|granularity must|an action must be|unknown field|lacks a field|must be text|non-empty text|sequence of names"
     r"|names an unknown|neither resident nor produced|must be printable|must be a bool|\"forward\" or \"backward\""

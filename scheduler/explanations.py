@@ -1,0 +1,108 @@
+"""Explain why no schedule was found within a budget, and what helps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from scheduler.graph import Graph
+from scheduler.problem import Problem
+from scheduler.solution import Solution, Status
+from scheduler.units import format_bytes, format_peak
+
+_NAMES = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "input": "inputs",
+    "constant": "constants",
+    "optimizer state": "optimizer state",
+    "reserve": "the reserve",
+    "gradient": "gradients",
+    "output": "outputs",
+    "activation": "other results",
+    "random state": "random states",
+}
+_HELPS = {
+    "parameter": ("train fewer parameters or in a smaller dtype", "shard them over several devices"),
+    "gradient": ("train fewer parameters or in a smaller dtype", "shard them over several devices"),
+    "optimizer state": ("use an optimizer with less state",),
+    "reserve": ("lower reserve=",),
+}
+"""What makes the memory of a role smaller; of other roles, a smaller batch does."""
+_LEAST_SHARE = 0.05
+"""Roles with a smaller share of the memory that is fixed are not named."""
+
+
+def explain(problem: Problem, solution: Solution, known_bytes: int) -> str:
+    """Return why there is no schedule, and what to do, given the smallest known peak.
+
+    Parameters
+    ----------
+    problem : Problem
+    solution : Solution
+        Has no schedule.
+    known_bytes : int
+        The smallest known peak.
+    """
+
+    def peak(count: int) -> str:
+        return format_peak(count, solution.resident_bytes, solution.baseline_peak_bytes)
+
+    budget, known, floor = peak(problem.budget_bytes), peak(known_bytes), problem.floor
+    fixed = fixed_bytes(problem.graph)
+    is_fixed = 2 * fixed.total() > known_bytes
+    if fixed.total() > problem.budget_bytes:
+        why = f"no schedule fits {budget}: {_listed(fixed)} need {peak(fixed.total())}, whatever is recomputed."
+    elif floor.bytes > problem.budget_bytes:
+        why = f'no schedule fits {budget}: "{floor.operation}" alone needs {peak(floor.bytes)}.'
+    elif solution.status is Status.INFEASIBLE:
+        why = (
+            f"no schedule fits {budget}: this is proven, although no operation alone needs that much"
+            f' ("{floor.operation}" needs most: {peak(floor.bytes)}).'
+        )
+    elif known_bytes <= problem.budget_bytes:
+        return (
+            f"{solution.solver} found no schedule that fits {budget}, but another solver found one that needs {known}:"
+            ' use solver="auto", or allow more time.'
+        )
+    else:
+        why = (
+            f"{solution.solver} found no schedule that fits {budget}"
+            f' ("{floor.operation}" needs most: {peak(floor.bytes)} alone).'
+        )
+    if known_bytes > floor.bytes:
+        why += f" The smallest known schedule needs {known}; whether a smaller one exists is open."
+    else:
+        why += f" The smallest possible schedule needs {known}."
+    if is_fixed and fixed.total() <= problem.budget_bytes:
+        why += f" Of that, {_listed(fixed)} take {format_bytes(fixed.total())}, whatever is recomputed."
+    helps, but = _helps(fixed) if is_fixed else (["use a smaller batch", "split that operation"], "")
+    return f'{why} Set the budget to "min" or {known_bytes} bytes, {", ".join(helps[:-1])}, or {helps[-1]}.{but}'
+
+
+def fixed_bytes(graph: Graph) -> Counter[str]:
+    """Return the bytes that are in memory at the end of every schedule, by role: resident tensors and results."""
+    sizes = graph.resident_bytes_by_role()
+    index = graph.index
+    results = {index.storage_of[t]: t for t in reversed(range(len(graph.tensors))) if index.is_result[t]}
+    for storage, t in results.items():
+        sizes[graph.tensors[t].role] += index.storage_bytes[storage]  # 0 if it is resident
+    return sizes
+
+
+def _listed(fixed: Counter[str]) -> str:
+    """Return the roles that take most, with their bytes."""
+    shown = [f"{_NAMES[role]} ({format_bytes(size)})" for role, size in _largest(fixed)]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _helps(fixed: Counter[str]) -> tuple[list[str], str]:
+    """Return what makes the largest roles smaller, at least two ways, and what does not."""
+    roles = [role for role, _ in _largest(fixed)]
+    helps = list(dict.fromkeys(way for role in roles for way in _HELPS.get(role, ("use a smaller batch",))))
+    but = "" if "use a smaller batch" in helps else " A smaller batch does not make these smaller."
+    return (helps if len(helps) > 1 else [*helps, "use a smaller model"]), but
+
+
+def _largest(fixed: Counter[str]) -> Sequence[tuple[str, int]]:
+    return [(role, size) for role, size in fixed.most_common() if size >= _LEAST_SHARE * fixed.total()]
