@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from threading import Lock
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError, UnsuitableProblemError
@@ -13,7 +15,7 @@ from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
 from scheduler.problem import Problem
 from scheduler.simulator import simulate
-from scheduler.solution import Proposal, Solution, Status, grade
+from scheduler.solution import Progress, Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.smallest_peak import quick_peak, squeeze, with_budget
@@ -22,11 +24,16 @@ MIN_EXPLANATION_SECONDS, MAX_EXPLANATION_SECONDS = 0.3, 2.0
 """Limits of the time to look for the smallest peak that an error message names."""
 
 
+TRAINING_GAP = 0.005
+"""The gap at which a search ends where a model is about to be trained; `solve` by itself searches on."""
+
+
 class SolveOptions(TypedDict, total=False):
     """Keyword options of `solve`, passed through by `make_plan`."""
 
     solver: str
     time_limit: float
+    gap: float
     reorder: bool
     seed: int
 
@@ -55,8 +62,10 @@ def solve(
     *,
     solver: str = "auto",
     time_limit: float = 60.0,
+    gap: float = 0.0,
     reorder: bool = True,
     seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Solution:
     """Find the fastest schedule that fits a budget, and prove how good it is.
 
@@ -75,10 +84,16 @@ def solve(
     time_limit : float
         Seconds, without the compilation of kernels on the first run on a machine. At the
         limit, or at Ctrl-C, the best answer so far is returned with its bound.
+    gap : float
+        The search ends as soon as `Solution.gap` is at most this: 0.005 ends it when the answer
+        is proven to be within half a percent of the optimum of its search space.
     reorder : bool
         Whether tasks may first run in any order instead of the input order.
     seed : int
         Seed of searches that draw random numbers.
+    progress : callable, optional
+        Called with a `Progress` whenever the best schedule or the bound improves, from the
+        thread that found it.
 
     Returns
     -------
@@ -104,12 +119,16 @@ def solve(
     """
     check_options(time_limit, seed)
     graph, chain = lower(graph_or_chain)
+    if progress is not None and not callable(progress):
+        raise InvalidOptionError(f"progress must be a function or None, got {progress!r}")
     load_solver(solver)
     started = clock.now()
     deadline = Deadline(time_limit)
     with stopped_by_interrupt(deadline):
-        problem = with_budget(Problem(graph, 0, reorder, chain), budget, deadline)
-        proposal = propose_with_bounds(problem, solver, deadline, seed)
+        problem = with_budget(Problem(graph, 0, reorder, chain, gap=gap), budget, deadline)
+        search = deadline.within(math.inf, progress and _Reporter(problem, progress))
+        proposal = propose_with_bounds(problem, solver, search, seed)
+        search.report(proposal)
         solution = grade(problem, proposal, solver=solver, seconds=clock.now() - started)
     return _with_smallest_peak(problem, proposal, solution, deadline)
 
@@ -141,12 +160,42 @@ def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -
     return SmallestPeak(peak, problem.floor.bytes, problem.floor.operation)
 
 
-def make_plan(graph_or_chain: Graph | Chain, budget: int | str, **options: Unpack[SolveOptions]) -> Plan:
+class _Reporter:
+    """Listens to the intermediate results of a search, and passes on what is better than before."""
+
+    def __init__(self, problem: Problem, progress: Callable[[Progress], None]) -> None:
+        self.problem, self.progress = problem, progress
+        self.started = clock.now()
+        self.time, self.bound = math.inf, 0.0
+        self._lock = Lock()
+
+    def __call__(self, found: Proposal) -> None:
+        with self._lock:
+            time, bound = self._time(found), max(found.bound, found.global_bound)
+            if math.isinf(bound) or (time, bound) == (self.time, self.bound):
+                return
+            self.time, self.bound = time, bound
+            self.progress(Progress(clock.now() - self.started, time, min(time, bound)))
+
+    def _time(self, found: Proposal) -> float:
+        if found.schedule is None:
+            return self.time
+        simulation = simulate(self.problem.graph, found.schedule)
+        return min(self.time, simulation.time) if simulation.peak_bytes <= self.problem.budget_bytes else self.time
+
+
+def make_plan(
+    graph_or_chain: Graph | Chain,
+    budget: int | str,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    **options: Unpack[SolveOptions],
+) -> Plan:
     """Solve for a budget and return the answer as a plan, which can be saved.
 
     Parameters
     ----------
-    graph_or_chain, budget, **options
+    graph_or_chain, budget, progress, **options
         As for `solve`, which also lists further errors.
 
     Returns
@@ -160,7 +209,7 @@ def make_plan(graph_or_chain: Graph | Chain, budget: int | str, **options: Unpac
     OutOfTimeError
         If the time limit passed before a schedule was found.
     """
-    solution = solve(graph_or_chain, budget, **options)
+    solution = solve(graph_or_chain, budget, progress=progress, **options)
     return plan_of(graph_or_chain, solution, time_limit=options.get("time_limit", 60.0))
 
 

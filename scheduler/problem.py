@@ -49,11 +49,13 @@ class Problem:
         Schedules of the graph that a search may start from, even if they exceed the budget.
     cuts : tuple of int
         Tasks that `ilp` used as cuts at other budgets, in the order in which it found them.
+    gap : float
+        A search may stop as soon as (time - bound) / time is at most this.
 
     Raises
     ------
     InvalidOptionError
-        If `reorder` is not a bool.
+        If `reorder` is not a bool, or `gap` is not a number in [0, 1).
     InvalidBudgetError
         If the budget is not an int >= 0.
     """
@@ -64,11 +66,13 @@ class Problem:
     chain: Chain | None = None
     starts: tuple[Schedule, ...] = ()
     cuts: tuple[int, ...] = ()
+    gap: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget_bytes", parse_bytes(self.budget_bytes))
         if not isinstance(self.reorder, bool):
             raise InvalidOptionError(f"reorder must be a bool, got {self.reorder!r}")
+        check_gap(self.gap)
 
     @cached_property
     def save_everything(self) -> Schedule:
@@ -89,6 +93,12 @@ class Problem:
     def least_time(self) -> float:
         """A proven lower bound on the time; see the function `least_time`."""
         return least_time(self.graph)
+
+
+def check_gap(gap: float) -> None:
+    """Raise an error unless a gap is a number in [0, 1)."""
+    if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap < 1:
+        raise InvalidOptionError(f"gap must be a number >= 0 and < 1, such as 0.005 for half a percent, got {gap!r}")
 
 
 def save_everything(graph: Graph) -> Schedule:

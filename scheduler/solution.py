@@ -59,6 +59,30 @@ class Proposal:
     smallest: Schedule | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search has come.
+
+    Attributes
+    ----------
+    seconds : float
+        Since the search began.
+    time : float
+        Time of the best schedule so far, in the graph's unit; inf if there is none.
+    bound : float
+        Best proven lower bound on time so far, in the graph's unit.
+    """
+
+    seconds: float
+    time: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """(time - bound) / time; 1 without a schedule."""
+        return relative_gap(self.time, self.bound)
+
+
 @dataclass(frozen=True, repr=False)
 class Solution:
     """The fastest schedule found for a problem, simulated, with its proof.
@@ -179,6 +203,11 @@ def relative_gap(time: float, bound: float) -> float:
     if math.isinf(time):
         return 1.0
     return max(0.0, (time - bound) / time) if time > 0 else 0.0
+
+
+def is_close_enough(problem: Problem, time: float, bound: float) -> bool:
+    """Return whether a schedule is fast enough to end a search, given a proven lower bound."""
+    return relative_gap(time, bound) <= max(TOLERANCE, problem.gap)
 
 
 def relative_overhead(time: float, baseline_time: float) -> float:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Callable
 
 from scheduler.plan import Plan
+from scheduler.solution import Progress
 from scheduler.tables import text_table
 from scheduler.units import format_bytes, format_percent
 
@@ -17,6 +20,19 @@ def say(message: str) -> None:
     """Print on stderr, with control characters escaped: names in a file must not control the terminal."""
     shown = "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in message)
     print(shown, file=sys.stderr, flush=True)
+
+
+def planning_progress(time_unit: str) -> Callable[[Progress], None] | None:
+    """Return a callback that shows the progress of a search on stderr; None if that is not a terminal."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(found: Progress) -> None:
+        answer = "no schedule yet" if math.isinf(found.time) else f"time {found.time:.6g} {time_unit}"
+        gap = "" if math.isinf(found.time) else f", gap {format_percent(found.gap)}"
+        say(f"{found.seconds:6.1f} s  {answer}, bound {found.bound:.6g} {time_unit}{gap}")
+
+    return show
 
 
 def print_answer(answer: dict[str, object], as_json: bool) -> None:

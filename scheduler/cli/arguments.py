@@ -42,7 +42,7 @@ def add_model(command: argparse.ArgumentParser, *, layers: bool = True) -> None:
         )
 
 
-def add_solving(command: argparse.ArgumentParser, time_limit: float) -> None:
+def add_solving(command: argparse.ArgumentParser, time_limit: float, gap: float = 0.0) -> None:
     """Add one budget and the options of the search."""
     command.add_argument(
         "--budget",
@@ -50,7 +50,7 @@ def add_solving(command: argparse.ArgumentParser, time_limit: float) -> None:
         help='largest peak of the whole step: "8GiB", "8GB", bytes, or "60%%" of what saving everything adds',
     )
     add_solver(command)
-    add_searching(command, time_limit)
+    add_searching(command, time_limit, gap)
 
 
 def add_solver(command: argparse.ArgumentParser) -> None:
@@ -58,10 +58,16 @@ def add_solver(command: argparse.ArgumentParser) -> None:
     command.add_argument("--solver", default="auto", help=f"one of {', '.join(solver_names())} (default auto)")
 
 
-def add_searching(command: argparse.ArgumentParser, time_limit: float) -> None:
-    """Add the options of every search: its time limit in seconds, the order and the seed."""
+def add_searching(command: argparse.ArgumentParser, time_limit: float, gap: float = 0.0) -> None:
+    """Add the options of every search: its time limit in seconds, the gap at which it ends, the order and the seed."""
     command.add_argument(
         "--time-limit", type=float, default=time_limit, help=f"seconds to search (default {time_limit:g})"
+    )
+    command.add_argument(
+        "--gap",
+        type=float,
+        default=gap,
+        help=f"end the search once the answer is proven to be within this share of the optimum (default {gap:g})",
     )
     command.add_argument(
         "--reorder",
@@ -75,7 +81,11 @@ def add_searching(command: argparse.ArgumentParser, time_limit: float) -> None:
 def solve_options(options: argparse.Namespace) -> SolveOptions:
     """Return the options of `solve` from the arguments of `add_solver` and `add_searching`."""
     return SolveOptions(
-        solver=options.solver, time_limit=options.time_limit, reorder=options.reorder, seed=options.seed
+        solver=options.solver,
+        time_limit=options.time_limit,
+        gap=options.gap,
+        reorder=options.reorder,
+        seed=options.seed,
     )
 
 

@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from scheduler.api import TRAINING_GAP
 from scheduler.cli.answers import DONE, plan_facts, print_answer, say
 from scheduler.cli.arguments import (
     Commands,
@@ -89,7 +90,7 @@ def add_train(commands: Commands) -> None:
         commands, "train", _train, "trace, plan and run training steps, and compare predictions with measurements"
     )
     add_model(train)
-    add_solving(train, 20.0)
+    add_solving(train, 20.0, TRAINING_GAP)
     train.add_argument("--steps", type=positive, default=5, help="number of training steps (default 5)")
     train.add_argument("-o", "--output", metavar="PLAN", help="plan file to write (default MODEL.plan.json)")
 
@@ -166,7 +167,7 @@ def add_max_batch(commands: Commands) -> None:
     add_model(batches, layers=False)
     batches.add_argument("--budget", required=True, help='largest peak of the whole step: "8GiB", "8GB", or bytes')
     add_solver(batches)
-    add_searching(batches, 60.0)
+    add_searching(batches, 60.0, TRAINING_GAP)
     batches.add_argument("--limit", type=positive, help="do not try larger batches than this")
     batches.add_argument(
         "--measure", action="store_true", help="measure a step with that batch, and one with a batch larger by 1"

@@ -34,6 +34,7 @@ def compare(
     solvers: Sequence[str],
     *,
     time_limit: float = 60.0,
+    gap: float = 0.0,
     reorder: bool = True,
     seed: int = 0,
     executor: Executor | None = None,
@@ -52,7 +53,7 @@ def compare(
         Names from `solver_names()`.
     time_limit : float
         Seconds for each case.
-    reorder, seed
+    gap, reorder, seed
         As for `solve`.
     executor : concurrent.futures.Executor, optional
         Runs the cases, for example in processes or on a Dask or MPI cluster. By default they
@@ -91,7 +92,7 @@ def compare(
     two steps 11 ilp INFEASIBLE None
     """
     check_options(time_limit, seed)
-    problems = _problems(graphs, budgets, solvers, reorder)
+    problems = _problems(graphs, budgets, solvers, gap, reorder)
     whole = Deadline(math.inf)
     with ExitStack() as stack:
         journal = None if path is None else stack.enter_context(Journal(path))
@@ -116,6 +117,7 @@ def _problems(
     graphs: Sequence[Graph | Chain] | Mapping[str, Graph | Chain],
     budgets: Sequence[int | str],
     solvers: Sequence[str],
+    gap: float,
     reorder: bool,
 ) -> list[tuple[str, Problem]]:
     """Return each graph as a problem without a budget, with its name, after a check of all arguments."""
@@ -128,7 +130,7 @@ def _problems(
         read_budget(budget).resolve(0, 0, lambda: 0)
     named = graphs.items() if isinstance(graphs, Mapping) else _named(graphs)
     lowered = [(str(name), lower(graph_or_chain)) for name, graph_or_chain in named]
-    return [(name, Problem(graph, 0, reorder, chain)) for name, (graph, chain) in lowered]
+    return [(name, Problem(graph, 0, reorder, chain, gap=gap)) for name, (graph, chain) in lowered]
 
 
 def _cases(

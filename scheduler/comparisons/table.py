@@ -52,6 +52,8 @@ class Row:
     solver : str
     reorder : bool
     seed : int
+    stop_gap : float
+        The gap at which the solver may stop; 0 if it searches on.
     time_limit : float or None
         Seconds; None without a limit.
     version : str
@@ -86,6 +88,7 @@ class Row:
     solver: str
     reorder: bool
     seed: int
+    stop_gap: float
     time_limit: float | None
     version: str
     status: str = ""
@@ -110,6 +113,7 @@ class Row:
             self.solver,
             self.reorder,
             self.seed,
+            self.stop_gap,
             self.time_limit,
             self.version,
         )
@@ -131,6 +135,7 @@ class Row:
             solver=solver,
             reorder=problem.reorder,
             seed=seed,
+            stop_gap=float(problem.gap),
             time_limit=_finite(time_limit),
             version=_version(),
         )
@@ -227,6 +232,7 @@ class Comparison:
         graph_or_chain: Graph | Chain,
         *,
         time_limit: float = 60.0,
+        gap: float = 0.0,
         reorder: bool = True,
         seed: int = 0,
         name: str | None = None,
@@ -236,7 +242,7 @@ class Comparison:
         Parameters
         ----------
         frontier : Frontier
-        graph_or_chain, time_limit, reorder, seed
+        graph_or_chain, time_limit, gap, reorder, seed
             The arguments of `frontier`.
         name : str, optional
             Name to show instead of the graph's own.
@@ -244,7 +250,7 @@ class Comparison:
         graph, chain = lower(graph_or_chain)
         rows = []
         for solution in frontier:
-            problem = Problem(graph, solution.budget_bytes, reorder, chain)
+            problem = Problem(graph, solution.budget_bytes, reorder, chain, gap=gap)
             budget = str(solution.budget_bytes)
             asked = Row.asked(problem, graph.name if name is None else name, budget, solution.solver, time_limit, seed)
             rows.append(asked.answered(solution))

@@ -82,6 +82,7 @@ def frontier(
     *,
     solver: str = "auto",
     time_limit: float = 60.0,
+    gap: float = 0.0,
     reorder: bool = True,
     seed: int = 0,
 ) -> Frontier:
@@ -100,7 +101,7 @@ def frontier(
         One of `solver_names()`.
     time_limit : float
         Seconds for all budgets together.
-    reorder, seed
+    gap, reorder, seed
         As for `solve`.
 
     Returns
@@ -127,7 +128,7 @@ def frontier(
     if isinstance(budgets, (int, str)) or (budgets is not None and not len(budgets)):
         raise InvalidOptionError(f"budgets must be a sequence of at least one budget, got {budgets!r}")
     graph, chain = lower(graph_or_chain)
-    sweep = _Sweep(Problem(graph, 0, reorder, chain), solver, Deadline(time_limit), seed)
+    sweep = _Sweep(Problem(graph, 0, reorder, chain, gap=gap), solver, Deadline(time_limit), seed)
     with stopped_by_interrupt(sweep.deadline):
         most = sweep.problem.baseline.peak_bytes
         if budgets is None:

@@ -84,7 +84,7 @@ class ShapePlanner:
         solution = None
         if self.budget_bytes is not None:
             starts = tuple(schedule_from_runs(graph, runs) for runs in self._known.get(key, ()))
-            problem = Problem(graph, self.budget_bytes, self.options.get("reorder", True), chain, starts)
+            problem = Problem(graph, self.budget_bytes, self.options.get("reorder", True), chain, starts, gap=self._gap)
             solution = self._take_over(problem) or self._search_from(problem, self._longest.get(key))
         plan = self._search_anew(graph_or_chain) if solution is None else plan_of(graph_or_chain, solution)
         self.budget_bytes = plan.budget_bytes
@@ -143,6 +143,10 @@ class ShapePlanner:
         self._known[key] = [*known, runs][-MOST_KNOWN:]
         if plan.overhead > 0:  # otherwise it needed no search, and says nothing about how long one takes
             self._longest[key] = max(self._longest.get(key, 0.0), plan.solve_seconds)
+
+    @property
+    def _gap(self) -> float:
+        return self.options.get("gap", 0.0)
 
     @property
     def _solver(self) -> str:

@@ -8,14 +8,14 @@ from typing import Literal, get_args
 
 from torch import Size, Tensor, nn
 
-from scheduler.api import check_options, propose_with_bounds
+from scheduler.api import TRAINING_GAP, check_options, propose_with_bounds
 from scheduler.budgets import read_budget
 from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidBudgetError, InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import Growth
 from scheduler.planning.batch_search import LargestBatch, largest_batch
-from scheduler.problem import Problem
+from scheduler.problem import Problem, check_gap
 from scheduler.pytorch.capture.arguments import read_arguments
 from scheduler.pytorch.checkpointing import checkpointed
 from scheduler.pytorch.costs.operators import Costs
@@ -79,6 +79,7 @@ def max_batch(
     limit: int = DEFAULT_LIMIT,
     solver: str = "auto",
     time_limit: float = 60.0,
+    gap: float = TRAINING_GAP,
     reorder: bool = True,
     seed: int = 0,
     progress: Callable[[str], None] = lambda message: None,
@@ -104,7 +105,7 @@ def max_batch(
         Cost model of the plan; the search for the batch needs no times.
     limit : int
         Largest batch size tried.
-    solver, reorder, seed
+    solver, gap, reorder, seed
         As for `solve`, for the plan.
     time_limit : float
         Seconds for solving: half for the search for the batch, half for its plan.
@@ -139,6 +140,7 @@ def max_batch(
     True
     """
     check_options(time_limit, seed)
+    check_gap(gap)
     _check_options(costs, limit)
     load_solver(solver)
     _check_budget(budget)
@@ -156,7 +158,7 @@ def max_batch(
         graph = steps.graph(size, costs)
         schedule = schedule_from_runs(graph, runs)
     progress(f"planning {len(graph.operations)} operations for a batch of {size}")
-    problem = Problem(graph, budget_bytes, reorder, starts=(schedule,))
+    problem = Problem(graph, budget_bytes, reorder, starts=(schedule,), gap=gap)
     plan = _plan_within(problem, solver, (1 - SEARCH_SHARE) * time_limit, seed)
     next_plan = None if next_schedule is None else _plan_of_schedule(growth.at(size + 1), next_schedule)
     return MaxBatch(size, plan, found.bound, next_plan, tuple(sorted(growth.traced)))

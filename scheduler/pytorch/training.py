@@ -11,7 +11,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from scheduler.api import SolveOptions, make_plan
+from scheduler.api import TRAINING_GAP, SolveOptions, make_plan
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
@@ -156,6 +156,7 @@ def compare_training(
     case = case.layered() if granularity == "layers" else case
     plain, module = copy.deepcopy(case.module), copy.deepcopy(case.module)
     budget = device_budget(budget, module, (case.args, dict(case.kwargs)))
+    options = {"gap": TRAINING_GAP, **options}
     plan = make_plan(_graph_of(replace(case, module=module), costs, progress), budget, **options)
     planned = checkpointed(module, plan, case.args, case.kwargs, loss=case.loss, granularity=granularity)
     progress(f"training {steps} steps with the plan and without")

@@ -14,9 +14,11 @@ from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order
 from scheduler.simulator import simulate
-from scheduler.solution import TOLERANCE, Proposal, relative_gap
+from scheduler.solution import TOLERANCE, Proposal, is_close_enough, relative_gap
 from scheduler.solvers.anneal import solver as anneal
 from scheduler.solvers.deadline import Deadline, clock
+from scheduler.solvers.dp.costs import chain_costs
+from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.ilp import solver as ilp
 from scheduler.solvers.registry import Propose, load_solver
 from scheduler.solvers.smallest_peak import smallest_peak, squeeze
@@ -30,6 +32,10 @@ class AutoSettings:
     ----------
     quick_solvers : tuple of str
         Solvers that answer in milliseconds to seconds.
+    uncompiled_solvers, uncompiled_chain_solvers : tuple of str
+        Solvers that answer as quickly without compiled kernels, for graphs and for chains.
+    one_cut_share : float
+        Share of the remaining time for the first integer program of `ilp`, if a gap is enough.
     hierarchical_operations : int
         From so many operations on, `hierarchical` runs if `ilp` has not finished alone.
     hierarchical_first_operations : int
@@ -55,6 +61,9 @@ class AutoSettings:
     """
 
     quick_solvers: tuple[str, ...] = ("save-all", "greedy", "segments")
+    uncompiled_solvers: tuple[str, ...] = ("save-all", "segments")
+    uncompiled_chain_solvers: tuple[str, ...] = ("save-all", "segments", "greedy-segments")
+    one_cut_share: float = 0.4
     hierarchical_operations: int = 500
     hierarchical_first_operations: int = 3_000
     hierarchical_only_operations: int = 30_000
@@ -75,10 +84,12 @@ SETTINGS = AutoSettings()
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the best answer of several solvers, with the best bounds of all of them.
 
-    The stages are in `STAGES`; `print(*STAGES, sep="\\n")` shows them. Chains go to `dp` first.
-    Otherwise the quick methods give a first answer, and `ilp` proves it or finds a better one.
-    Where a gap remains, `hierarchical` and `anneal` search as well. Deep networks go to
-    `hierarchical` first, which is the last stage if it proves its answer.
+    The stages are in `STAGES`; `print(*STAGES, sep="\\n")` shows them. If an answer within a gap
+    is enough, methods that need no compiled kernels come first, with one integer program for
+    the bound. Chains go to `dp` next. Otherwise the quick methods give a first answer, and
+    `ilp` proves it or finds a better one. Where a gap remains, `hierarchical` and `anneal`
+    search as well. Deep networks go to `hierarchical` first, which is the last stage if it
+    proves its answer.
 
     Guarantee: never worse than its parts in the time that each has, and a schedule wherever
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
@@ -129,16 +140,17 @@ class _Incumbent:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the schedule is proven optimal in its own search space."""
-        bound = max(self.bounds.get(self.search_space, 0.0), self.global_bound)
-        return relative_gap(self.time, bound) <= TOLERANCE
+        """Whether the schedule is proven optimal in its own search space, or within the problem's gap."""
+        bound = max(self.bounds.get(self.search_space, 0.0), self.global_bound, self.problem.least_time)
+        return is_close_enough(self.problem, self.time, bound)
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing better can be found."""
+        """Whether nothing better can be found, or the answer is within the problem's gap."""
         if self.infeasible or relative_gap(self.time, max(self.global_bound, self.problem.least_time)) <= TOLERANCE:
             return True
-        return not self.problem.reorder and self.search_space == "input order" and self.is_optimal
+        any_space = self.problem.gap > 0 or (not self.problem.reorder and self.search_space == "input order")
+        return any_space and self.is_optimal
 
     def update(self, proposal: Proposal) -> None:
         """Take over what is better in a proposal, be it the schedule or a bound."""
@@ -153,7 +165,7 @@ class _Incumbent:
         """Take over the messages and the cuts of a finished solver."""
         with self._lock:
             self.messages += proposal.messages
-            self.cuts = self.cuts or proposal.cuts
+            self.cuts = max(self.cuts, proposal.cuts, key=len)
 
     def offer(self, schedule: Schedule | None, space: str = "input order") -> None:
         """Simulate a schedule, and keep it if it fits and is faster."""
@@ -212,6 +224,17 @@ class _Policy:
             if self.problem.reorder or follows_input_order(self.problem.graph, schedule):
                 self.best.offer(schedule, "any order")
 
+    def answer_quickly(self) -> None:
+        """Look for an answer within the problem's gap by methods that need no compiled kernels."""
+        settings, chain = self.settings, self.problem.chain
+        if not self.problem.gap:
+            return
+        if chain is not None:
+            self._consult(_bound_chain, self.first_round)
+        for name in settings.uncompiled_solvers if chain is None else settings.uncompiled_chain_solvers:
+            self._ask(name, self.first_round)
+        self._consult(_solve_one_cut, self.first_round, settings.one_cut_share)
+
     def solve_chain(self) -> None:
         """Run `dp` on a chain."""
         if self.problem.chain is not None:
@@ -241,7 +264,7 @@ class _Policy:
         """Run `ilp` alone; if that takes long, `hierarchical` and `anneal` at the same time."""
         settings, limit = self.settings, self.first_round
         with ThreadPoolExecutor(2) as pool:
-            proof = pool.submit(self._search, ilp.search, limit, self.seed)
+            proof = pool.submit(self._consult, ilp.propose, limit)
             wait([proof], timeout=min(settings.ilp_alone_seconds, settings.ilp_alone_share * limit.remaining))
             if not proof.done():
                 operations = len(self.problem.graph.operations)
@@ -249,7 +272,7 @@ class _Policy:
                 if self.problem.chain is None and deep:
                     self._ask("hierarchical", limit, share=settings.hierarchical_share)
                 walkers = 1 if limit.remaining < settings.two_walkers_seconds else anneal.WALKERS
-                walk = pool.submit(self._search, partial(anneal.search, walkers=walkers), limit, self.seed)
+                walk = pool.submit(self._consult, partial(anneal.search, walkers=walkers), limit)
                 wait([proof])
                 wait([walk], timeout=min(self._for_other_orders(limit).remaining, TIMEOUT_MAX))
                 limit.stop()
@@ -258,7 +281,8 @@ class _Policy:
 
     def search_from_the_best(self) -> None:
         """Run `anneal` once more, from the best schedule of all."""
-        self._search(anneal.search, self._for_other_orders(self.deadline), self.seed + 1)
+        self.seed += 1
+        self._consult(anneal.search, self._for_other_orders(self.deadline))
 
     def squeeze_peak(self) -> None:
         """Look harder for the smallest peak if no schedule fits so far."""
@@ -279,33 +303,43 @@ class _Policy:
 
     def _ask(self, solver: str, deadline: Deadline, share: float = 1.0) -> None:
         """Take over the answer of a solver in a share of the time."""
-        self._consult(load_solver(solver), deadline, self.seed, share)
+        self._consult(load_solver(solver), deadline, share)
 
-    def _search(self, search: Callable[..., Proposal], deadline: Deadline, seed: int) -> None:
-        """Take over the answer of a search, and its intermediate results."""
-        self._consult(partial(search, report=partial(self._update, deadline=deadline)), deadline, seed)
-
-    def _consult(self, propose: Propose, deadline: Deadline, seed: int, share: float = 1.0) -> None:
-        """Take over the answer of a function, unless the best one is final or time is up."""
+    def _consult(self, propose: Propose, deadline: Deadline, share: float = 1.0) -> None:
+        """Take over the answer of a function and its intermediate results, unless the best is final or time is up."""
         best = self.best
         if best.is_final or deadline.passed:
             return
         starts = self.problem.starts if best.schedule is None else (best.schedule, *self.problem.starts)
         problem = replace(self.problem, starts=starts)
         with suppress(UnsuitableProblemError):
-            proposal = propose(problem, deadline=self._share_of(deadline, share), seed=seed)
+            limit = deadline.within(share * deadline.remaining, partial(self._update, deadline=deadline))
+            proposal = propose(problem, deadline=limit, seed=self.seed)
             best.annotate(proposal)
             self._update(proposal, deadline)
 
     def _update(self, proposal: Proposal, deadline: Deadline) -> None:
         """Take over a proposal; once the result is final, stop all searches with that deadline."""
         self.best.update(proposal)
+        self.deadline.report(self.best.proposal())
         if self.best.is_final:
             deadline.stop()
 
     @staticmethod
     def _share_of(deadline: Deadline, share: float) -> Deadline:
         return deadline.within(share * deadline.remaining)
+
+
+def _bound_chain(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+    """Return a bound over all schedules of a chain."""
+    assert problem.chain is not None
+    bound = one_cut_bound(chain_costs(problem.chain), problem.budget_bytes)
+    return Proposal(None, "persistent", bound, bound, infeasible=math.isinf(bound))
+
+
+def _solve_one_cut(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+    """Return what `ilp` finds with its first integer program."""
+    return ilp.propose_with_cuts(problem, deadline, most_cuts=1)
 
 
 @dataclass(frozen=True)
@@ -332,6 +366,11 @@ class Stage:
 
 STAGES = (
     Stage((), "schedules of other budgets or shapes, if there are any", _Policy.try_known_schedules),
+    Stage(
+        tuple(dict.fromkeys((*SETTINGS.uncompiled_solvers, *SETTINGS.uncompiled_chain_solvers, "ilp"))),
+        'if an answer within a gap is enough, `ilp` with one cut; "greedy-segments" for chains only',
+        _Policy.answer_quickly,
+    ),
     Stage(("dp",), "chains of layers", _Policy.solve_chain),
     Stage(
         ("hierarchical",),

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from scheduler.solution import Proposal
+
 
 class Clock:
     """A clock that pauses while kernels are compiled, which happens only on the first run on a machine.
@@ -47,8 +49,12 @@ clock = Clock()
 """The only clock that searches read."""
 
 
+Listener = Callable[[Proposal], None]
+"""Callback for the intermediate results of a search."""
+
+
 class Deadline:
-    """A moment by which a search must return, and a way to cancel it earlier.
+    """A moment by which a search must return, a way to cancel it earlier, and a listener for its progress.
 
     Parameters
     ----------
@@ -56,16 +62,25 @@ class Deadline:
         Time from now.
     parent : Deadline, optional
         Deadline of the search that this one is a part of; stopping it stops this one too.
+    listener : callable, optional
+        Called with the intermediate results of the search; by default, the parent's is.
     """
 
-    def __init__(self, seconds: float, parent: Deadline | None = None) -> None:
+    def __init__(self, seconds: float, parent: Deadline | None = None, listener: Listener | None = None) -> None:
         self.end = clock.now() + seconds
-        self._parent = parent
+        self._parent, self._listener = parent, listener
         self._stopped = threading.Event()
 
     def stop(self) -> None:
         """Cancel the search, from any thread: it returns its best answer at once."""
         self._stopped.set()
+
+    def report(self, found: Proposal) -> None:
+        """Pass on an intermediate result: the best schedule and the bounds so far. Any thread may call this."""
+        if self._listener is not None:
+            self._listener(found)
+        elif self._parent is not None:
+            self._parent.report(found)
 
     @property
     def stopped(self) -> bool:
@@ -82,9 +97,9 @@ class Deadline:
         """Whether no time is left."""
         return self.remaining <= 0
 
-    def within(self, seconds: float) -> Deadline:
+    def within(self, seconds: float, listener: Listener | None = None) -> Deadline:
         """Return a deadline so many seconds from now, or at this one's end if that is earlier."""
-        return Deadline(min(seconds, self.remaining), self)
+        return Deadline(min(seconds, self.remaining), self, listener)
 
 
 @contextmanager

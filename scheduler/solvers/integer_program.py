@@ -84,8 +84,11 @@ class IntegerProgram:
         """Add the row: sum of coefficient x variable <= most."""
         self._row(name, terms, pulp.LpConstraintLE, most)
 
-    def minimize(self, deadline: Deadline, *, relative_gap: float = 1e-7) -> MilpResult:
-        """Solve by the deadline with HiGHS, or with CBC if HiGHS is missing or fails; if both do, nothing is known."""
+    def minimize(self, deadline: Deadline, *, absolute_gap: float = 0.0) -> MilpResult:
+        """Solve by the deadline with HiGHS, or with CBC if HiGHS is missing or fails; if both do, nothing is known.
+
+        The search ends when the objective exceeds the bound by at most `absolute_gap`.
+        """
         if not self._is_complete:
             return MilpResult(False, False, -math.inf, math.inf)
         self.problem.setObjective(pulp.LpAffineExpression(self.cost))
@@ -93,10 +96,10 @@ class IntegerProgram:
             return self._constant()
         if not deadline.passed and pulp.HiGHS(msg=False).available():
             with suppress(Exception):  # of any kind: it must not cost the answers of other solvers
-                return self._minimize_highs(deadline, relative_gap)
+                return self._minimize_highs(deadline, absolute_gap)
         if not deadline.passed:
             with suppress(Exception):  # no CBC, or one that died
-                return self._minimize_cbc(deadline)
+                return self._minimize_cbc(deadline, absolute_gap)
         return MilpResult(False, False, -math.inf, math.inf)
 
     def relax(self, deadline: Deadline, row: str) -> tuple[float, float] | None:
@@ -120,7 +123,7 @@ class IntegerProgram:
         broken = any(row.sense * row.constant < 0 for row in self._rows)
         return MilpResult(not broken, broken, math.inf if broken else 0.0, math.inf if broken else 0.0)
 
-    def _minimize_highs(self, deadline: Deadline, relative_gap: float) -> MilpResult:
+    def _minimize_highs(self, deadline: Deadline, absolute_gap: float) -> MilpResult:
         from highspy import HighsModelStatus, cb
 
         def stop_early(kind: object, message: str, seen: object, answer: Any, data: object) -> None:
@@ -132,8 +135,8 @@ class IntegerProgram:
         solver = pulp.HiGHS(
             msg=False,
             timeLimit=deadline.remaining,
-            gapRel=relative_gap,
-            gapAbs=0.0,
+            gapRel=1e-7,
+            gapAbs=absolute_gap,
             threads=1,
             mip_allow_restart=False,
             presolve="choose" if deadline.remaining * ROWS_PER_SECOND > len(self._rows) else "off",
@@ -157,14 +160,14 @@ class IntegerProgram:
         objective = self._objective() if found else math.inf
         return MilpResult(found, False, min(bound, objective) if math.isfinite(bound) else -math.inf, objective)
 
-    def _minimize_cbc(self, deadline: Deadline) -> MilpResult:
+    def _minimize_cbc(self, deadline: Deadline, absolute_gap: float) -> MilpResult:
         # CBC reports no bound: an LP relaxation supplies it.
         status = self.problem.solve(_cbc(mip=False, msg=False, timeLimit=deadline.remaining))
         if status == pulp.LpStatusInfeasible:
             return MilpResult(False, True, math.inf, math.inf)
         solved = self.problem.sol_status == pulp.LpSolutionOptimal and not deadline.passed
         bound = self._objective() if solved else -math.inf
-        self.problem.solve(_cbc(msg=False, timeLimit=max(0.1, deadline.remaining), gapRel=0.0))
+        self.problem.solve(_cbc(msg=False, timeLimit=max(0.1, deadline.remaining), gapRel=0.0, gapAbs=absolute_gap))
         if self.problem.sol_status == pulp.LpSolutionInfeasible and not deadline.passed:
             return MilpResult(False, True, math.inf, math.inf)
         found = self.problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)

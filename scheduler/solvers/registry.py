@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol, cast
@@ -40,15 +40,8 @@ class Propose(Protocol):
         """Return the best schedule found and the bounds proven by the deadline."""
 
 
-Report = Callable[[Proposal], None]
-"""Callback for the intermediate results of a search."""
-
 REGISTERED: dict[str, Propose] = {}
 """The solvers added by `register_solver`."""
-
-
-def ignore_report(_: Proposal) -> None:
-    """Ignore an intermediate result."""
 
 
 def solver_names() -> tuple[str, ...]:

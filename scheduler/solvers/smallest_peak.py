@@ -116,8 +116,8 @@ def _fitting(problem: Problem, deadline: Deadline) -> Schedule | None:
     with missing_package_explained("anneal"):
         # Imported on first use: `import scheduler` must not need numba.
         from scheduler.solvers.anneal import solver as anneal
-    half = deadline.within(deadline.remaining / 2)
-    found = anneal.search(problem, deadline=half, seed=0, report=lambda _: half.stop()).schedule
+    half = deadline.within(deadline.remaining / 2, lambda _: half.stop())
+    found = anneal.search(problem, deadline=half, seed=0).schedule
     if found is not None or deadline.passed:
         return found
     with suppress(UnsuitableProblemError):  # the graph is too large for `ilp`

@@ -15,7 +15,6 @@ from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers import auto
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.registry import Report
 from tests.support.fake_clock import FakeClock
 from tests.support.training_graphs import conv_net, uniform_chain
 
@@ -108,20 +107,20 @@ def test_the_search_ends_when_one_part_proves_what_another_one_found(
     known = sc.solve(graph, "60%", solver="ilp", time_limit=20)
     assert known.time > sum(entry.time for entry in graph.operations)
 
-    def report_and_wait(found: Proposal, report: Report, deadline: Deadline) -> Proposal:
-        report(found)
+    def report_and_wait(found: Proposal, deadline: Deadline) -> Proposal:
+        deadline.report(found)
         while not deadline.stopped:
             time.sleep(0.01)
         return Proposal(None, "input order")
 
-    def prove(problem: Problem, *, deadline: Deadline, seed: int, report: Report) -> Proposal:
-        return report_and_wait(Proposal(None, "input order", global_bound=known.time), report, deadline)
+    def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        return report_and_wait(Proposal(None, "input order", global_bound=known.time), deadline)
 
-    def find(problem: Problem, *, deadline: Deadline, seed: int, report: Report, walkers: int) -> Proposal:
-        return report_and_wait(Proposal(known.schedule, "any order"), report, deadline)
+    def find(problem: Problem, *, deadline: Deadline, seed: int, walkers: int) -> Proposal:
+        return report_and_wait(Proposal(known.schedule, "any order"), deadline)
 
     monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, quick_solvers=()))
-    monkeypatch.setattr(auto.ilp, "search", prove)
+    monkeypatch.setattr(auto.ilp, "propose", prove)
     monkeypatch.setattr(auto.anneal, "search", find)
     # Neither part ends before it is stopped: an answer shows that both were.
     solution = sc.solve(graph, "60%", time_limit=2)

@@ -65,14 +65,14 @@ def solve_or_skip(graph_or_chain: sc.Graph | sc.Chain, budget: int, **options: o
         return None
 
 
-def check_answer(case: Case, solver: str, *, reorder: bool) -> sc.Solution | None:
+def check_answer(case: Case, solver: str, *, reorder: bool, gap: float = 0.0) -> sc.Solution | None:
     """Check the answer of a solver, its bounds and its status; return it, or None if the solver refuses the graph."""
     try:
-        solution = solve_or_skip(case.graph_or_chain, case.budget_bytes, solver=solver, reorder=reorder)
+        solution = solve_or_skip(case.graph_or_chain, case.budget_bytes, solver=solver, reorder=reorder, gap=gap)
         if solution is not None:
             _check(case, solution, reorder=reorder)
     except BaseException as error:
-        error.add_note(f"solver {solver!r}, reorder={reorder}, budget {case.budget_bytes}")
+        error.add_note(f"solver {solver!r}, reorder={reorder}, gap={gap}, budget {case.budget_bytes}")
         raise
     return solution
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.optim import Optimizer
 
-from scheduler.api import SolveOptions
+from scheduler.api import TRAINING_GAP, SolveOptions
 from scheduler.budgets import read_budget
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
@@ -81,7 +81,7 @@ def backend(
     costs, reserve, optimizer
         As for `trace`; `costs` is "flops" by default here.
     **options
-        For `make_plan`: `solver`, `time_limit`, `reorder`, `seed`.
+        For `make_plan`: `solver`, `time_limit`, `gap` (0.005 by default here), `reorder`, `seed`.
 
     Returns
     -------
@@ -109,7 +109,7 @@ def backend(
     """
     _check_options(budget, compiler, graph_breaks)
     memory = read_device_memory((), reserve, optimizer)
-    shares = BudgetShares(budget, memory, optimizer, options)
+    shares = BudgetShares(budget, memory, optimizer, {"gap": TRAINING_GAP, **options})
     return Backend(compiler, graph_breaks, costs, memory, shares)
 
 

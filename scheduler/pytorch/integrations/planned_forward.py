@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from scheduler.api import SolveOptions, make_plan
+from scheduler.api import TRAINING_GAP, SolveOptions, make_plan
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import read_arguments
@@ -152,8 +152,9 @@ class PlannedForward:
         """Return the given plan, or make one for this call."""
         if isinstance(self.budget, Plan):
             return self.budget
-        solving = {name: options[name] for name in SolveOptions.__annotations__ if name in options}
-        tracing = {name: value for name, value in options.items() if name not in solving}
+        given = {name: options[name] for name in SolveOptions.__annotations__ if name in options}
+        solving = {"gap": TRAINING_GAP, **given}
+        tracing = {name: value for name, value in options.items() if name not in given}
         budget = device_budget(self.budget, body, (args, kwargs), self.optimizer)
         return make_plan(trace(body, args, kwargs, loss=self.loss, **tracing), budget, **solving)
 

@@ -13,7 +13,7 @@ from scheduler.errors import InvalidScheduleError
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
-from scheduler.solution import TOLERANCE, Proposal, relative_gap
+from scheduler.solution import Proposal, is_close_enough
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.loop import anneal
 from scheduler.solvers.anneal.memory import load
@@ -33,7 +33,6 @@ from scheduler.solvers.anneal.state import (
 )
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.greedy import GreedySearch
-from scheduler.solvers.registry import Report, ignore_report
 
 WALKERS = 2
 """Number of threads, each of which anneals one sequence."""
@@ -75,11 +74,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     return search(problem, deadline=deadline.within(TIME_SHARE * deadline.remaining), seed=seed)
 
 
-def search(
-    problem: Problem, *, deadline: Deadline, seed: int, walkers: int = WALKERS, report: Report = ignore_report
-) -> Proposal:
+def search(problem: Problem, *, deadline: Deadline, seed: int, walkers: int = WALKERS) -> Proposal:
     """Return what `propose` returns, with so many walkers, and report each improvement."""
-    found = Annealing(problem, walkers, report)
+    found = Annealing(problem, walkers)
     if problem.floor.bytes > problem.budget_bytes:
         return replace(found.proposal(), infeasible=True)
     for start in (problem.save_everything, *problem.starts):
@@ -182,14 +179,11 @@ class Annealing:
     ----------
     problem : Problem
     walkers : int
-    report : callable
-        Called with each improvement.
     """
 
-    def __init__(self, problem: Problem, walkers: int = WALKERS, report: Report = ignore_report) -> None:
+    def __init__(self, problem: Problem, walkers: int = WALKERS) -> None:
         self.problem = problem
         self.count = walkers
-        self.report = report
         self.rounds = 0
         self.best: Schedule | None = None
         self.best_time = math.inf
@@ -198,8 +192,8 @@ class Annealing:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether no schedule can be faster."""
-        return relative_gap(self.best_time, self.problem.least_time) <= TOLERANCE
+        """Whether no schedule can be faster, by more than the problem's gap."""
+        return is_close_enough(self.problem, self.best_time, self.problem.least_time)
 
     @property
     def is_exhausted(self) -> bool:
@@ -279,7 +273,7 @@ class Annealing:
             if schedule is not None:
                 self.offer(schedule)
         if self.best_time < before:
-            self.report(self.proposal())
+            deadline.report(self.proposal())
 
 
 def _anneal(walker: Walker, runs: Sequence[int], hot: float, moves: int, deadline: Deadline) -> Schedule | None:

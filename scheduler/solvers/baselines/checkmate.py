@@ -50,7 +50,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     if budget < problem.floor.bytes:
         return Proposal(None, SEARCH_SPACE, infeasible=True)
     stages = _Stages(graph, budget, deadline, cautious=False)
-    result = stages.program.minimize(deadline)
+    slack = problem.gap * stages.first_runs
+    result = stages.program.minimize(deadline, absolute_gap=slack)
     bound = _bound(stages, result)
     if result.infeasible:
         message = "proven: no schedule of stages fits; another one may"
@@ -59,7 +60,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     if schedule is not None and simulate(graph, schedule).peak_bytes > budget:
         # Bytes were rounded down, so that the bound is true: now they are rounded up.
         stages = _Stages(graph, budget, deadline, cautious=True)
-        schedule = stages.schedule() if stages.program.minimize(deadline).found else None
+        schedule = stages.schedule() if stages.program.minimize(deadline, absolute_gap=slack).found else None
     messages = () if schedule is not None else ("no schedule of stages was found by the time limit",)
     return Proposal(schedule, SEARCH_SPACE, bound=bound, messages=messages)
 

@@ -63,6 +63,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     solver = cp.CpSolver()
     solver.parameters.max_time_in_seconds = deadline.remaining
     solver.parameters.random_seed = seed
+    solver.parameters.absolute_gap_limit = max(1e-4, problem.gap * program.first_runs)
     # One worker: as fast as several on two cores, and deterministic.
     solver.parameters.num_workers = 1
     # The handler that CP-SAT installs for Ctrl-C restores the system's default, which ends the process at the next one.
@@ -123,6 +124,8 @@ class _Intervals:
         self._events = cp.Domain.from_values
         self._always = self.model.new_constant(1)
         self._units = time_units(graph, _TIME_BITS)
+        self.first_runs = math.fsum(self._units.times[i] for i in self.order)
+        """Time of all first runs, in units of the objective."""
         self._stages = len(self.order) + any(graph.index.is_result)
         self._end = _event(self._stages, 0)
         """The event after the last one."""
@@ -148,7 +151,7 @@ class _Intervals:
         """Return the lower bound on the time of the graph that follows from one on the objective."""
         # Times are integers: rounding up undoes the solver's tolerances.
         least = max(0, math.ceil(extra - 1e-4)) if math.isfinite(extra) else 0
-        return math.fsum([*(self._units.times[i] for i in self.order), least]) * self._units.scale
+        return (self.first_runs + least) * self._units.scale
 
     def schedule(self, solver: cp_model.CpSolver) -> Schedule:
         """Return the schedule that the solver's solution describes."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from scheduler.graph.chain import Chain
 from scheduler.schedule import Schedule
+from scheduler.solution import relative_gap
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.dp.costs import chain_costs, chain_states, grid_of, most_bytes
 from scheduler.solvers.dp.dynamic_program import DynamicProgram, build_schedule, run_program
@@ -53,6 +54,8 @@ class PrunedSearch:
     free_bytes : int
         The budget less the resident bytes.
     deadline : Deadline
+    gap : float
+        The search ends once (time - bound) / time is at most this.
 
     Attributes
     ----------
@@ -65,8 +68,8 @@ class PrunedSearch:
         Why the bound is not exact; "" if it is.
     """
 
-    def __init__(self, chain: Chain, free_bytes: int, deadline: Deadline) -> None:
-        self.chain, self.free, self.deadline = chain, free_bytes, deadline
+    def __init__(self, chain: Chain, free_bytes: int, deadline: Deadline, gap: float = 0.0) -> None:
+        self.chain, self.free, self.deadline, self.gap = chain, free_bytes, deadline, gap
         self.costs = costs = chain_costs(chain)
         self.bound = costs.time(0)
         self.least_bytes = 0
@@ -88,10 +91,7 @@ class PrunedSearch:
             return self._run()
         except (TimeoutError, MemoryError) as error:
             self.unfinished = str(error)
-            choices = self._choices
-            if choices is None:
-                return None
-            return build_schedule(self.chain, self.costs, self.free, lambda a, b, h, m: tuple(choices[a, b].tolist()))
+            return self._best_schedule()
 
     def _run(self) -> Schedule | None:
         for low, high in self._chunks():
@@ -102,11 +102,27 @@ class PrunedSearch:
             return None
         for limit in self._limits():
             program = self._within(limit)
+            if self._is_close:
+                return self._best_schedule()
             time = program.time(self.free) if program else None
             if program and time is not None:
                 self.bound = time
                 return program.schedule(self.free)
         raise AssertionError("a schedule was found, and the program within its time has none")
+
+    @property
+    def _is_close(self) -> bool:
+        """Whether the best schedule from the tables is proven to be within a gap above 0."""
+        if not self.gap or self._best is None:
+            return False
+        return relative_gap(self.costs.time(self._best), self.bound) <= self.gap
+
+    def _best_schedule(self) -> Schedule | None:
+        """Return the best schedule found in the tables."""
+        choices = self._choices
+        if choices is None:
+            return None
+        return build_schedule(self.chain, self.costs, self.free, lambda a, b, h, m: tuple(choices[a, b].tolist()))
 
     def _least_past(self) -> Ints:
         """Return, per state, the time of the fastest sweep that leads past it."""
@@ -142,6 +158,8 @@ class PrunedSearch:
             # Schedules that the limit excludes take longer than it.
             self.bound = max(self.bound, self.costs.time(limit if lower is None else min(lower, limit)))
             if lower is None or lower > limit:
+                return None
+            if self._is_close:
                 return None
             pruning = self._prune(grid, limit)
             alive = np.flatnonzero(pruning.rows >= 0)

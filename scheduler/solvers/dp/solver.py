@@ -55,7 +55,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     if problem.floor.bytes > budget or math.isinf(global_bound):
         return Proposal(None, "persistent", infeasible=True)
     whole = len(chain.layers) <= WHOLE_FRONTIER_LAYERS and deadline.remaining > _WHOLE_FRONTIER_SECONDS
-    schedule, bound, message = _from_frontier(chain, budget) if whole else _by_search(chain, budget, deadline)
+    schedule, bound, message = _from_frontier(chain, budget) if whole else _by_search(problem, chain, deadline)
     return Proposal(schedule, "persistent", bound, global_bound, messages=(message,) if message else ())
 
 
@@ -86,8 +86,9 @@ def _from_frontier(chain: Chain, budget: int) -> tuple[Schedule | None, float, s
     return program.schedule(free), time, ""
 
 
-def _by_search(chain: Chain, budget: int, deadline: Deadline) -> tuple[Schedule | None, float, str]:
-    search = PrunedSearch(chain, budget - chain.graph.resident_bytes, deadline)
+def _by_search(problem: Problem, chain: Chain, deadline: Deadline) -> tuple[Schedule | None, float, str]:
+    free = problem.budget_bytes - chain.graph.resident_bytes
+    search = PrunedSearch(chain, free, deadline, problem.gap)
     schedule = search.run()
     if math.isinf(search.bound):
         return None, math.inf, _too_small(search.least_bytes + chain.graph.resident_bytes)

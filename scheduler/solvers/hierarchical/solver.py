@@ -8,7 +8,7 @@ from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
-from scheduler.solution import TOLERANCE, Proposal, relative_gap
+from scheduler.solution import Proposal, is_close_enough
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.dp.pruned_search import PrunedSearch
 from scheduler.solvers.hierarchical.bound import OneCut
@@ -96,8 +96,8 @@ class _Search:
 
     @property
     def closed(self) -> bool:
-        """Whether the best schedule is proven optimal in the input order."""
-        return relative_gap(self.best_time, self.bound) <= TOLERANCE
+        """Whether the best schedule is proven optimal in the input order, or within the problem's gap."""
+        return is_close_enough(self.problem, self.best_time, self.bound)
 
     def run(self) -> None:
         """Solve the cut and decode its answer; if that is not optimal, search over the chain of blocks."""
@@ -106,9 +106,11 @@ class _Search:
         cut.run(self.deadline.within(_CUT_SHARE * self.deadline.remaining))
         self.bound = cut.bound
         self._offer(cut.schedule())
+        self.deadline.report(Proposal(self.best, "input order", self.bound))
         if not self.closed and not math.isinf(self.bound):
             self._search_chain()
-        if self.problem.reorder and not self.deadline.passed:
+        enough = self.problem.gap > 0 and self.closed
+        if self.problem.reorder and not enough and not self.deadline.passed:
             free = OneCut(self.problem, self.parts, self.frontiers, at_peak=False)
             free.run(self.deadline.within(_ANY_ORDER_SHARE * (clock.now() - begun)), self.best_time)
             self.global_bound = free.bound
@@ -129,7 +131,7 @@ class _Search:
         chain_budget = budget - self.problem.graph.resident_bytes - chain.passing_bytes
         fitting, failing, step = -math.inf, math.inf, 0
         for _ in range(_MOST_CHAIN_SOLUTIONS):
-            if self.deadline.passed or failing - fitting <= _CHAIN_BUDGET_PRECISION * budget:
+            if self.closed or self.deadline.passed or failing - fitting <= _CHAIN_BUDGET_PRECISION * budget:
                 break
             search = PrunedSearch(chain.chain, chain_budget, self.deadline)
             schedule = search.run()

@@ -40,7 +40,7 @@ class CutAnswer:
     claimed_time : float
         Objective of the point; only simulation gives the time of its schedule.
     exact : bool
-        Whether the program was solved to optimality.
+        Whether the program was solved to optimality, or to within the slack that was asked for.
     """
 
     bound: float
@@ -144,9 +144,10 @@ class CutRelaxation:
         with suppress(TimeIsUpError):
             self._build(budgets)
 
-    def solve(self, deadline: Deadline) -> CutAnswer:
-        """Minimize the time, by the deadline."""
-        result: MilpResult = self.program.minimize(deadline)
+    def solve(self, deadline: Deadline, slack: float = 0.0) -> CutAnswer:
+        """Minimize the time by the deadline, until the point exceeds the bound by at most the slack."""
+        slack /= self.time_scale
+        result: MilpResult = self.program.minimize(deadline, absolute_gap=slack)
         if result.infeasible:
             return CutAnswer(math.inf, None, math.inf, exact=True)
         least = self.constant + max(0.0, result.bound)
@@ -156,7 +157,7 @@ class CutRelaxation:
         if not result.found:
             return CutAnswer(least * self.time_scale, None, math.inf, exact=False)
         claimed = self.constant + result.objective
-        exact = result.objective - result.bound <= 1e-7 * max(1.0, claimed)
+        exact = result.objective - result.bound <= slack + 1e-7 * max(1.0, claimed)
         live = tuple(frozenset(t for t, variable in saved.items() if is_set(variable)) for saved in self.saved)
         return CutAnswer(least * self.time_scale, live, claimed * self.time_scale, exact)
 

@@ -16,11 +16,12 @@ from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.greedy import GreedySearch
 from scheduler.solvers.ilp.relaxation import CutRelaxation, Precedence
-from scheduler.solvers.registry import Report, ignore_report
 from scheduler.solvers.walk import Walk
 
 CLOSED_GAP = 1e-7
-"""The search ends at this gap."""
+"""The search ends at this gap, or at that of the problem if it is larger."""
+SLACK_SHARE = 0.4
+"""Share of the problem's gap to which the first integer program is solved; the rest is left for decoding."""
 MOST_OPERATIONS = 20_000
 """Precedence takes one bit per pair of tasks: for more operations, more than some hundred MB."""
 MOST_CUTS = 16
@@ -54,18 +55,24 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     UnsuitableProblemError
         If the graph has more than `MOST_OPERATIONS` operations.
     """
-    return search(problem, deadline=deadline, seed=seed)
+    return propose_with_cuts(problem, deadline, MOST_CUTS)
 
 
-def search(problem: Problem, *, deadline: Deadline, seed: int, report: Report = ignore_report) -> Proposal:
-    """Return what `propose` returns, and report each bound as soon as it is proven."""
+def propose_with_cuts(problem: Problem, deadline: Deadline, most_cuts: int) -> Proposal:
+    """Return what `propose` finds with at most so many cuts.
+
+    Raises
+    ------
+    UnsuitableProblemError
+        As for `propose`.
+    """
     count = len(problem.graph.operations)
     if count > MOST_OPERATIONS:
         raise UnsuitableProblemError(
             f'"ilp" needs a graph of at most {MOST_OPERATIONS} operations, got {count}: use "auto" or "greedy"'
         )
-    found = _Search(problem, deadline, report)
-    found.run()
+    found = _Search(problem, deadline)
+    found.run(most_cuts)
     if found.bound == math.inf and not found.infeasible:
         found.messages.append("proven: no schedule fits in the input order; another order may")
     return found.proposal()
@@ -77,7 +84,6 @@ class _Search:
 
     problem: Problem
     deadline: Deadline
-    report: Report
     best: Schedule | None = None
     best_time: float = math.inf
     bound: float = 0.0
@@ -113,7 +119,7 @@ class _Search:
             cuts=tuple(self.cuts),
         )
 
-    def run(self) -> None:
+    def run(self, most_cuts: int) -> None:
         """Search until the gap is closed, nothing is left to try, or time is up."""
         problem = self.problem
         if problem.baseline.peak_bytes <= problem.budget_bytes:
@@ -125,22 +131,22 @@ class _Search:
             self.bound = self.global_bound = math.inf
             return
         schedule, simulation = problem.save_everything, problem.baseline
-        while len(self.cuts) < MOST_CUTS and not self.deadline.passed:
+        while len(self.cuts) < most_cuts and not self.deadline.passed:
             cut = self._next_cut(schedule, simulation)
             if cut is None:
                 break
             self.cuts.append(cut)
             if problem.reorder:
                 self._raise_global_bound()
-                self.report(self.proposal())
+                self.deadline.report(self.proposal())
             if self.deadline.passed:
                 break
             chain = self.input_order.chain(self.cuts)
-            answer = self._program(self.input_order, chain).solve(self._slice())
+            answer = self._program(self.input_order, chain).solve(self._slice(), self._slack())
             self.bound = max(self.bound, answer.bound)
             if self._orders_agree(chain):
                 self.global_bound = max(self.global_bound, answer.bound)
-            self.report(self.proposal())
+            self.deadline.report(self.proposal())
             if answer.infeasible or answer.live is None:
                 break
             schedule, simulation = self._decode(chain, answer.live)
@@ -156,7 +162,7 @@ class _Search:
     def _raise_global_bound(self) -> None:
         """Raise the bound over all orders with those cuts that are totally ordered in every order."""
         if not self._orders_agree(self.input_order.chain(self.cuts)):
-            answer = self._program(self.any_order, self.any_order.chain(self.cuts)).solve(self._slice())
+            answer = self._program(self.any_order, self.any_order.chain(self.cuts)).solve(self._slice(), self._slack())
             self.global_bound = max(self.global_bound, answer.bound)
             self.bound = max(self.bound, self.global_bound)
 
@@ -176,8 +182,13 @@ class _Search:
     def _slice(self) -> Deadline:
         return self.deadline.within(max(1.0, PROGRAM_SHARE * self.deadline.remaining))
 
+    def _slack(self) -> float:
+        """Return by how much the point of the next program may exceed its bound: less with every cut."""
+        return SLACK_SHARE * self.problem.gap * self.problem.least_time * 0.5 ** (len(self.cuts) - 1)
+
     def _closed(self) -> bool:
-        return self.best is not None and relative_gap(self.best_time, self.bound) <= CLOSED_GAP
+        closed_gap = max(CLOSED_GAP, self.problem.gap)
+        return self.best is not None and relative_gap(self.best_time, self.bound) <= closed_gap
 
     def _decode(self, chain: list[int], live: Sequence[frozenset[int]]) -> tuple[Schedule, Simulation]:
         """Turn the program's point into a schedule, and simulate it."""
