@@ -373,9 +373,9 @@ def test_own_generators_draw_as_in_plain_pytorch(draw: Callable[[Model, Tensor],
     planned.load_state_dict(copy.deepcopy(plain.state_dict()))
     generators += [plain.generator, planned.generator]
     before = [generator.get_state() for generator in generators]
-    step = checkpointed(planned, "80%", (torch.zeros(512, 8),), loss=torch.sum, costs="flops", time_limit=10.0)
+    step = checkpointed(planned, "100%", (torch.zeros(512, 8),), loss=torch.sum, costs="flops", solver="recompute-all")
     assert all(torch.equal(now.get_state(), then) for now, then in zip(generators, before, strict=True))
-    assert draw is permutation or any("set_state" in segment.source for segment in step.program.backward)
+    assert any("set_state" in segment.source for segment in step.program.backward)
     for _ in range(3):
         x = torch.randn(512, 8)
         start = [generator.get_state() for generator in generators]
