@@ -121,6 +121,38 @@ def check_equal(outcome: Outcome, expected: Outcome, *, tolerance: float = 0.0) 
     assert torch.equal(outcome.random_state, expected.random_state)
 
 
+class Comparison:
+    """A model that is captured, and trained by plain autograd, once for all schedules that are compared with it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *batches: tuple[tuple[object, ...], dict[str, object]],
+        loss: Callable[..., Tensor] | None = None,
+    ) -> None:
+        self.model, self.batches, self.loss = model, [*batches], loss
+        plain = copy.deepcopy(model)
+        self.captured = capture(model, *batches[0], loss)
+        self.expected = train(plain, self.batches, loss)
+        self._start = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+
+    def check(self, schedule: Callable[[Graph], Schedule], *, tolerance: float = 0.0) -> CheckpointedModule:
+        """Assert that training under a schedule leaves what plain autograd leaves, in the planned memory."""
+        with torch.no_grad():
+            for tensor, value in self._start:
+                tensor.copy_(value)
+        self.model.zero_grad(set_to_none=True)
+        made = schedule(self.captured.graph)
+        args, kwargs = self.batches[0]
+        module = build(self.model, self.captured, made, args, kwargs, loss=self.loss)
+        check_equal(train(module, self.batches), self.expected, tolerance=tolerance)
+        with StorageTracker(resident_tensors(module, (args, kwargs))) as tracker:
+            training_step(module, args, kwargs)()
+        peak_bytes = self.captured.graph.resident_bytes + tracker.peak_bytes
+        assert peak_bytes == simulate(self.captured.graph, made).peak_bytes
+        return module
+
+
 def check_like_autograd(
     model: nn.Module,
     schedule: Callable[[Graph], Schedule],
@@ -129,13 +161,4 @@ def check_like_autograd(
     tolerance: float = 0.0,
 ) -> CheckpointedModule:
     """Assert that training under a schedule leaves exactly what plain autograd leaves, in the planned memory."""
-    plain = copy.deepcopy(model)
-    args, kwargs = batches[0]
-    module, captured, made = planned(model, schedule, args, kwargs, loss)
-    expected = train(plain, list(batches), loss)
-    check_equal(train(module, list(batches)), expected, tolerance=tolerance)
-    simulation = simulate(captured.graph, made)
-    with StorageTracker(resident_tensors(module, (args, kwargs))) as tracker:
-        training_step(module, args, kwargs)()
-    assert captured.graph.resident_bytes + tracker.peak_bytes == simulation.peak_bytes
-    return module
+    return Comparison(model, *batches, loss=loss).check(schedule, tolerance=tolerance)
