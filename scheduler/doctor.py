@@ -178,8 +178,9 @@ def raiser_of(error: ImportError) -> Callable[[str], NoReturn]:
 
 def _python() -> Finding:
     version = platform.python_version()
-    part = Part("Python", "sys", "everything", f"tested with Python {', '.join(TESTED_PYTHON)}", needed=True)
-    return Finding(part, "ok" if version.rpartition(".")[0] in TESTED_PYTHON else "untested", version)
+    part = Part("Python", "sys", "everything", "install a tested version", needed=True)
+    detail = f"{version}; tested with {', '.join(TESTED_PYTHON)}"
+    return Finding(part, "ok" if version.rpartition(".")[0] in TESTED_PYTHON else "untested", detail)
 
 
 def _finding(part: Part) -> Finding:
@@ -197,6 +198,7 @@ def _finding(part: Part) -> Finding:
     found = ran.stdout.strip()
     if not found:
         return Finding(part, "missing", "none found")
-    if part.name == "torch" and not is_tested(found):
-        return Finding(part, "untested", f"{found}; tested with {', '.join(TESTED_TORCH)}")
+    if part.name == "torch":
+        detail = f"{found}; tested with {', '.join(TESTED_TORCH)}"
+        return Finding(part, "ok" if is_tested(found) else "untested", detail)
     return Finding(part, "ok", found)
