@@ -165,6 +165,7 @@ ROW = Row(
     solver="ilp",
     reorder=True,
     seed=0,
+    stop_gap=0.0,
     time_limit=None,
     version="",
     status="OPTIMAL",
