@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dis
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
-from scheduler.pytorch.guards.read_names import is_installed
+from scheduler.pytorch.guards.read_names import is_installed, is_library
 from scheduler.pytorch.torch_private.guards import Check, dicts_check
 
 _NAMES = frozenset({"environ", "environb", "getenv", "getenvb"})
@@ -18,14 +19,25 @@ _LOOKUPS = frozenset({"get", "__getitem__", "__contains__"})
 _PUSHES = frozenset({"LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME"})
 
 
+_OF_THE_LOOKUP = frozenset({"os", "collections.abc", "_collections_abc"})
+"""Python modules with the methods of `os.environ`."""
+
+
 @contextlib.contextmanager
 def recorded_variables() -> Iterator[set[str]]:
-    """Record the names of the environment variables that code looks up."""
+    """Record the names of the environment variables that code outside libraries looks up."""
     kind = type(os.environ)
     get, names = kind.__getitem__, set[str]()
 
     def note(environment: Any, name: Any) -> Any:
-        if isinstance(name, str | bytes):
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__") in (
+            "os",
+            "collections.abc",
+            "_collections_abc",
+        ):
+            frame = frame.f_back
+        if isinstance(name, str | bytes) and not is_library(frame.f_globals.get("__name__", "")):
             names.add(os.fsdecode(name))
         return get(environment, name)
 
