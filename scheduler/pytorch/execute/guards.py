@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.capture.arguments import Position, Signature, leaf_paths, tensor_paths
+from scheduler.pytorch.guards.values import ADVICE
 from scheduler.pytorch.torch_private.autograd import is_graph_kept
 
 
@@ -43,18 +44,29 @@ class CallKey:
         if self == planned:
             return ""
         if self.signature.spec != planned.signature.spec:
-            return f"its arguments are {self.signature.spec}, but the plan has {planned.signature.spec}"
+            return _structure_difference(self.signature, planned.signature)
         if self.signature.leaves != planned.signature.leaves:
             paths = leaf_paths(planned.signature)
             found = zip(paths, self.signature.leaves, planned.signature.leaves, strict=True)
             path, now, then = next(row for row in found if row[1] != row[2])
-            return f"{path} is {_show(now)}, but the plan has {_show(then)}"
+            advice = f" ({ADVICE})" if isinstance(now, float) and isinstance(then, float) else ""
+            return f"{path} is {_show(now)}, but the plan has {_show(then)}{advice}"
         for number, (now, then) in enumerate(zip(self.tensors, planned.tensors, strict=True)):
             for name, a, b in zip(TensorKey._fields, now, then, strict=True):
                 if a != b:
                     path = tensor_paths(planned.signature)[number]
                     return f"{name} of input tensor {path} is {a}, but the plan has {b}"
         return "its number of tensors differs"
+
+
+def _structure_difference(now: Signature, planned: Signature) -> str:
+    """Return the first entry that only one of two calls has; their structures, if both have the same entries."""
+    paths, before = leaf_paths(now), leaf_paths(planned)
+    for path in (path for path in paths if path not in before):
+        return f"{path} is new: the plan has {', '.join(before)}. Leave out what the step does not read"
+    for path in (path for path in before if path not in paths):
+        return f"{path} is missing, but the plan has it"
+    return f"its arguments are {now.spec}, but the plan has {planned.spec}"
 
 
 def _show(leaf: object) -> str:

@@ -35,6 +35,9 @@ MOST_BYTES_COMPARED = 2**20
 """Largest NumPy array or other buffer that is compared at every call; a larger one that may be written is refused."""
 
 
+ADVICE = "a number that changes at every step may be a 0-d tensor, which is read anew each time"
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """A value that is compared as a whole: by value, or by identity where equality says little."""
@@ -46,7 +49,8 @@ class Whole:
         """Return how a later value differs, "" if it does not."""
         if now is self.value or (self.by_value and _are_equal(self.value, now)):
             return ""
-        return f"{path} was {show(self.value)} when the plan was made, is {show(now)}"
+        advice = f" ({ADVICE})" if isinstance(now, float) and isinstance(self.value, float) else ""
+        return f"{path} was {show(self.value)} when the plan was made, is {show(now)}{advice}"
 
 
 @dataclass(frozen=True, slots=True)

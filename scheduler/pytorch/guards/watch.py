@@ -327,7 +327,11 @@ class _ModuleRoot(_Root):
         added = (held.keys() - self.held.keys()).union(attributes_added(self.value, self.names, self.keys))
         removed = self.held.keys() - held.keys() | self.keys - self._keys()
         for name in sorted(added | removed):
-            return f"{self.path}.{name} was {'added' if name in added else 'removed'} after the plan was made"
+            if name in removed:
+                return f"{self.path}.{name} was removed after the plan was made"
+            is_value = isinstance(vars(self.value).get(name), bool | int | float | str | tuple | list | dict)
+            advice = " (if its first call adds it, call the model once before it is planned)" if is_value else ""
+            return f"{self.path}.{name} was added after the plan was made{advice}"
         for name, then in self.held.items():
             if held[name] is not then:
                 return f"{self.path}.{name} was replaced after the plan was made"

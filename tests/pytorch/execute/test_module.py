@@ -14,6 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from scheduler.errors import ExecutionError
 from scheduler.pytorch import checkpointed
+from scheduler.pytorch.capture.arguments import read_arguments
+from scheduler.pytorch.execute.guards import call_key
 from tests.support.pytorch.regression import batch, mean_square
 
 FAST: dict[str, object] = {"costs": "flops", "solver": "save-all"}
@@ -143,3 +145,17 @@ def test_attributes_of_the_original_are_found_and_other_names_are_not():
     assert module.module.scale[0].item() == 5.0
     assert "scale" not in module._parameters
     assert not hasattr(module, "unknown")
+
+
+ENTRIES = [
+    ({"x": 1, "id": "b"}, r"args\[0\]\['id'\] is 'b', but the plan has 'a'"),
+    ({"x": 1, "id": "a", "more": 2}, r"args\[0\]\['more'\] is new: the plan has args\[0\]\['x'\], args\[0\]\['id'\]"),
+    ({"x": 1}, r"args\[0\]\['id'\] is missing, but the plan has it"),
+]
+
+
+@pytest.mark.parametrize(("argument", "expected"), ENTRIES)
+def test_an_entry_of_an_argument_that_differs_is_named(argument, expected):
+    planned = call_key(*read_arguments(({"x": 1, "id": "a"},), {}))
+    with pytest.raises(ValueError, match=expected):
+        raise ValueError(call_key(*read_arguments((argument,), {})).difference(planned))

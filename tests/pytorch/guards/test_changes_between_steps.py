@@ -18,7 +18,18 @@ from scheduler.errors import CaptureError, ExecutionError
 from scheduler.pytorch import checkpointed
 from scheduler.pytorch.execute.module import CheckpointedModule
 from tests.support.pytorch import changing
-from tests.support.pytorch.changing import Block, Case, FrozenSettings, Mode, Net, Settings, Snapshot, make_case
+from tests.support.pytorch.changing import (
+    Block,
+    Case,
+    FrozenSettings,
+    Mode,
+    Net,
+    Pair,
+    Settings,
+    Snapshot,
+    Targets,
+    make_case,
+)
 
 
 @dataclass
@@ -141,9 +152,13 @@ def transformers_case() -> Case:
     return case
 
 
+def in_bfloat16(case: Case) -> None:
+    case.model.bfloat16()
+    case.args = (case.args[0].bfloat16(),)
+
+
 ADD_FORWARD_HOOK = removed(lambda m: m.head.register_forward_hook(scale))
 ADD_PARAMETER_HOOK = removed(lambda m: m.head.weight.register_hook(lambda gradient: gradient * 2))
-ema = [0.9]
 
 ROWS: dict[str, Row] = {
     "nothing": Row(lambda case, step: None, ""),
@@ -226,10 +241,25 @@ ROWS: dict[str, Row] = {
     ),
     "reduction": Row(lambda case, step: setattr(case.trainer.criterion, "reduction", "sum"), "reduction was 'mean'"),
     "criterion replaced": Row(lambda case, step: setattr(case.trainer, "criterion", nn.MultiMarginLoss()), "criterion"),
+    # targets of the loss
+    "labels": Row(lambda case, step: case.batch.update(labels=torch.arange(6) % 3), ""),
+    "tensor in a tuple": Row(lambda case, step: case.batch.update(tuple=(torch.ones(4),)), ""),
+    "shape of a tensor in a tuple": Row(
+        lambda case, step: case.batch.update(tuple=(torch.ones(1),)), r"batch\['tuple'\]\[0\]"
+    ),
+    "tensor in a named tuple": Row(
+        lambda case, step: case.batch.update(pair=Pair(torch.ones(4), torch.full((4,), 0.1))), ""
+    ),
+    "tensor in a dataclass": Row(lambda case, step: setattr(case.batch["targets"], "scale", torch.ones(4)), ""),
+    "another dataclass": Row(lambda case, step: case.batch.update(targets=Targets(torch.ones(4))), ""),
+    "order of a dict": Row(
+        model(lambda m: m.table.update(gain=m.table.pop("gain"))), r"model\.table have another order"
+    ),
     "step counter of the trainer": Row(lambda case, step: setattr(case.trainer, "steps", 3), ""),
     "history of the trainer": Row(lambda case, step: case.trainer.history.append(0.5), ""),
     # layers
     "dropout": Row(put("drop.p", 0.6), r"model\.drop\.p was 0\.3"),
+    "dropout in bfloat16": Row(put("drop.p", 0.6), r"model\.drop\.p was 0\.3", in_bfloat16),
     "batch norm momentum": Row(put("norm.momentum", 0.6), r"model\.norm\.momentum was 0\.1"),
     "batch norm eps": Row(put("norm.eps", 0.6), r"model\.norm\.eps was"),
     "batch norm statistics": Row(put("norm.track_running_stats", False), r"track_running_stats was True"),

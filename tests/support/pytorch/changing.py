@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -227,6 +227,16 @@ class Trainer:
         return self.criterion(output, target) * self.beta
 
 
+class Pair(NamedTuple):
+    scale: Tensor
+    offset: Tensor
+
+
+@dataclass
+class Targets:
+    scale: Tensor
+
+
 @dataclass
 class Case:
     """A model with its loss and a batch, and what a change can reach."""
@@ -239,12 +249,20 @@ class Case:
     weights: list[float]
     default: list[float]
     options: dict[str, float]
+    batch: dict[str, object]
+    """Targets of the loss: tensors in an entry, a tuple, a named tuple and a dataclass."""
 
 
 def make_case(model: Callable[[], nn.Module] = Net) -> Case:
     """Return the model, and a loss that reads a closure, a default, a partial's keyword and a bound object."""
     torch.manual_seed(0)
     trainer, weights, default, options = Trainer(), [1.0, 0.5], [1.0], {"power": 1.0}
+    batch: dict[str, Any] = {
+        "labels": torch.arange(6) % 4,
+        "tuple": (torch.full((4,), 0.5),),
+        "pair": Pair(torch.full((4,), 0.5), torch.zeros(4)),
+        "targets": Targets(torch.full((4,), 2.0)),
+    }
     temperature = 1.0
 
     def set_temperature(value: float) -> None:
@@ -253,14 +271,16 @@ def make_case(model: Callable[[], nn.Module] = Net) -> Case:
 
     def compute(output: Tensor, scales: list[float] = default, *, extra: dict[str, float]) -> Tensor:
         total = (
-            trainer.criterion_loss(output / temperature, torch.arange(6) % 4) * weights[0]
+            trainer.criterion_loss(output / temperature, batch["labels"]) * weights[0]
             + weights[1] * output.square().mean()
         )
+        output = output * batch["tuple"][0] * batch["pair"].scale + batch["pair"].offset
+        output = output * batch["targets"].scale
         return total * scales[0] * extra["power"] + functional.softplus(output).mean()
 
     made = model()
     loss = functools.partial(compute, extra=options)
-    return Case(made, loss, (torch.randn(6, 4),), trainer, set_temperature, weights, default, options)
+    return Case(made, loss, (torch.randn(6, 4),), trainer, set_temperature, weights, default, options, batch)
 
 
 class Snapshot:
@@ -275,7 +295,7 @@ class Snapshot:
         for _, _, own in self._vars:
             for value in own.values():
                 self._add(value)
-        for value in (case.weights, case.default, case.options):
+        for value in (case.weights, case.default, case.options, case.batch):
             self._add(value)
         tensors = [*case.model.parameters(), *case.model.buffers()]
         self._tensors = [(t, t.data, t.data.clone(), t.requires_grad) for t in tensors]
