@@ -20,13 +20,15 @@ MODULES = ("aot", "autograd", "dynamo", "guards", "modules", "operators", "profi
 
 
 def missing_names() -> list[str]:
-    """Return why modules of this folder cannot be imported, one reason per module."""
+    """Return what torch lacks: why modules of this folder cannot be imported, and what else the package needs."""
     found = []
     for name in MODULES:
         try:
             importlib.import_module(f"{__name__}.{name}")
         except (ImportError, AttributeError) as error:
             found.append(f"{name}: {error}")
+    if not hasattr(torch.autograd.Function, "boxed_grads_call"):  # a backward could not free what it is given
+        found.append("autograd.Function has no boxed_grads_call")
     return found
 
 

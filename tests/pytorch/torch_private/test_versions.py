@@ -48,5 +48,12 @@ def test_an_unknown_version_that_lacks_a_name_says_so(monkeypatch: pytest.Monkey
         torch_private.check_version("2.99.1")
 
 
+def test_torch_2_12_lacks_the_backward_that_may_free_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    (base,) = (kind for kind in torch.autograd.Function.__mro__ if "boxed_grads_call" in vars(kind))
+    monkeypatch.delattr(base, "boxed_grads_call")
+    with pytest.raises(MissingExtraError, match=r"torch 2\.12\.1\+cpu lacks .*boxed_grads_call"):
+        torch_private.check_version("2.12.1+cpu")
+
+
 def test_every_module_but_the_slow_one_is_tried() -> None:
     assert {*torch_private.MODULES, "inductor"} == MODULES
