@@ -31,6 +31,8 @@ from tests.support.pytorch.changing import (
     make_case,
 )
 
+pytestmark = pytest.mark.long(60)
+
 
 @dataclass
 class Step:

@@ -18,6 +18,8 @@ from scheduler.pytorch.tracing import capture
 from tests.support.pytorch.planning import check_equal, check_like_autograd, planned, recompute_most, train
 from tests.support.pytorch.small_models import SMALL
 
+pytestmark = pytest.mark.long(50)
+
 Precision = Literal["float32", "autocast", "bfloat16"]
 PRECISIONS = get_args(Precision)
 

@@ -14,7 +14,7 @@ from scheduler.pytorch.models.catalog import ModelCase, make_model, model_names
 from tests.support.pytorch.planning import SCHEDULES, Comparison
 from tests.support.pytorch.small_models import SMALL, TOLERANCE
 
-pytestmark = pytest.mark.long(30)
+pytestmark = pytest.mark.long(50)
 
 
 FITTING = {**SMALL, "resnet50": {**SMALL["resnet50"], "batch_size": 16}}
