@@ -7,7 +7,7 @@ import dis
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from scheduler.pytorch.guards.read_names import is_installed, is_library
@@ -25,19 +25,12 @@ _OF_THE_LOOKUP = frozenset({"os", "collections.abc", "_collections_abc"})
 
 @contextlib.contextmanager
 def recorded_variables() -> Iterator[set[str]]:
-    """Record the names of the environment variables that code outside libraries looks up."""
+    """Record the environment variables that code looks up, outside libraries and not while it is imported."""
     kind = type(os.environ)
-    get, names = kind.__getitem__, set[str]()
+    get, names, outside = kind.__getitem__, set[str](), sys._getframe(2)
 
     def note(environment: Any, name: Any) -> Any:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__") in (
-            "os",
-            "collections.abc",
-            "_collections_abc",
-        ):
-            frame = frame.f_back
-        if isinstance(name, str | bytes) and not is_library(frame.f_globals.get("__name__", "")):
+        if isinstance(name, str | bytes) and _counts(sys._getframe(1), outside):
             names.add(os.fsdecode(name))
         return get(environment, name)
 
@@ -46,6 +39,19 @@ def recorded_variables() -> Iterator[set[str]]:
         yield names
     finally:
         kind.__getitem__ = get  # type: ignore[method-assign]
+
+
+def _counts(frame: FrameType | None, outside: FrameType) -> bool:
+    """Return whether a lookup counts, given the frame that it was made in."""
+    while frame is not None and frame.f_globals.get("__name__") in _OF_THE_LOOKUP:
+        frame = frame.f_back
+    if frame is None or is_library(frame.f_globals.get("__name__", "")):
+        return False
+    while frame is not None and frame is not outside:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return False
+        frame = frame.f_back
+    return True
 
 
 class Environment:

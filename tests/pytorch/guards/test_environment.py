@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from os import environ, getenv
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +70,11 @@ def test_looked_up_variables_are_recorded_and_counted(monkeypatch: pytest.Monkey
     assert environment.difference() == ""
     monkeypatch.setenv("GUARDED", "2")
     assert "GUARDED" in environment.difference()
+
+
+def test_what_an_import_looks_up_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "looks_up_all.py").write_text("import os\nheld = {name: value for name, value in os.environ.items()}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with recorded_variables() as names:
+        importlib.import_module("looks_up_all")
+    assert names == set()
