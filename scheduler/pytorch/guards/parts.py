@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import threading
-from collections import ChainMap, UserDict, UserList, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -65,7 +65,10 @@ def is_followed(value: object) -> bool:
 def parts_of(value: object, names: AbstractSet[str]) -> Iterator[Part]:
     """Yield the parts of a value that code which mentions `names` can read."""
     if isinstance(value, CONTAINERS):
-        yield from map(_item, value if isinstance(value, dict | MappingProxyType) else range(len(value)))
+        if isinstance(value, dict):
+            yield from map(_entry, stored_keys(value))
+        else:
+            yield from map(_item, value if isinstance(value, MappingProxyType) else range(len(value)))
         if not is_library(type(value).__module__):
             yield from attributes_of(value, names)
     elif isinstance(value, MethodType):
@@ -111,6 +114,21 @@ def _is_filled(cell: object) -> bool:
     except ValueError:
         return False
     return True
+
+
+def stored_keys(value: dict[object, object]) -> tuple[object, ...]:
+    """Return the keys of a dict as they are stored: a subclass may do anything where it is asked, such as imports."""
+    return (*(OrderedDict.__iter__(value) if isinstance(value, OrderedDict) else dict.__iter__(value)),)
+
+
+def _entry(key: object) -> Part:
+    """Return an entry of a dict as it is stored."""
+
+    def put(value: object, item: object) -> object:
+        dict.__setitem__(value, key, item)  # type: ignore[index]
+        return value
+
+    return Part(f"[{key!r}]", lambda value: dict.__getitem__(value, key), put)  # type: ignore[index]
 
 
 def _item(key: object) -> Part:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scheduler.pytorch.guards.parts import CONTAINERS, Part, is_followed, parts_of
+from scheduler.pytorch.guards.parts import CONTAINERS, Part, is_followed, parts_of, stored_keys
 from scheduler.pytorch.guards.quick_check import Objects, content
 from scheduler.pytorch.guards.read_names import MOST_ENTRIES, slots_of, vars_of
 from scheduler.units import format_bytes
@@ -105,7 +105,7 @@ class Parts:
             return f"{path}.{name} was added after the plan was made"
         if found := parts_difference(self.parts, now, path):
             return found
-        if self.order and (*now,) != self.order:  # type: ignore[misc]
+        if self.order and stored_keys(now) != self.order:  # type: ignore[arg-type]
             return f"the entries of {path} have another order than when the plan was made"
         return ""
 
@@ -219,7 +219,7 @@ def describe(value: object, names: AbstractSet[str], trail: Trail, within: tuple
     inside = (*within, id(value))
     parts = tuple(describe_parts(value, parts_of(value, names), names, trail, inside))
     length = len(value) if isinstance(value, CONTAINERS) else -1
-    order = (*value,) if isinstance(value, dict) else ()
+    order = stored_keys(value) if isinstance(value, dict) else ()
     node = Parts(type(value), parts, length, names, vars_of(value).keys() & names, order)
     trail.nodes[id(value)] = (value, node)
     return node

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from scheduler.errors import CaptureError
+from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY
 from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.guards.watch import Watch
+from scheduler.pytorch.tracing import capture_watched
 
 SCALE = 2.0
 TABLE = {"weights": [1.0, 2.0]}
@@ -313,6 +315,35 @@ def test_names_lead_through_helpers_and_not_into_libraries() -> None:
     assert scaled in read.functions
     assert not {"unread", "never_read"} & read.names
     assert all(not function.__module__.startswith("torch") for function in read.functions)
+
+
+class Lazy(dict[str, float]):
+    """Makes its entries when it is asked for them, as tables of models do that import each one then."""
+
+    def __getitem__(self, key: str) -> float:
+        raise AssertionError("the plan must not ask")
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("the plan must not ask")
+
+    keys = values = items = __iter__  # type: ignore[assignment]
+
+
+LAZY = Lazy(stored=1.0)
+
+
+def test_a_dict_that_makes_its_entries_is_not_asked_for_them() -> None:
+    class Model(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * dict.get(LAZY, "stored")
+
+    captured, watch = capture_watched(
+        Model(2, 2), (torch.ones(2),), {}, torch.sum, costs="flops", memory=NO_OTHER_MEMORY
+    )
+    assert captured.graph.operations
+    assert watch.difference() == ""
+    dict.__setitem__(LAZY, "stored", 2.0)
+    assert "LAZY['stored'] was 1.0 when the plan was made, is 2.0" in watch.difference()
 
 
 def test_a_cycle_of_objects_ends() -> None:
