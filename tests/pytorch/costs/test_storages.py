@@ -249,3 +249,27 @@ def test_finding_the_storages_leaves_the_random_state_as_it_was():
     state = torch.get_rng_state()
     capture(model, (x,))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Norms(nn.Module):
+    """Norms of an input in one dtype with parameters in another; running statistics are kept in the latter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norms = (nn.BatchNorm1d(32), nn.BatchNorm1d(32, track_running_stats=False), nn.LayerNorm(32))
+        self.norms = nn.ModuleList([*norms, nn.GroupNorm(4, 32, affine=False), nn.BatchNorm1d(32).eval()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm in self.norms:
+            x = norm(x.tanh())
+        return x.float().sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_hold_the_predicted_storages_in_mixed_precision(dtype):
+    case = ModelCase(Norms().to(dtype), (torch.rand(8, 32, dtype=torch.bfloat16).requires_grad_(),))
+    captured = capture(case.module, case.args)
+    assert Held(captured, case).differences() == []
+    updates = [operation for operation in captured.graph.operations if operation.kind == "batch norm update"]
+    assert len(updates) == 1
+    assert not any(operation.name.startswith("update:norms.0.running") for operation in captured.graph.operations)

@@ -29,6 +29,7 @@ from scheduler.pytorch.capture.exporting.failures import (
     describe_failure,
 )
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
+from scheduler.pytorch.capture.exporting.norms import correct_norms
 from scheduler.pytorch.capture.held_tensors import held_tensors, kept_separate
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
@@ -174,7 +175,9 @@ def _untouched(module: nn.Module) -> Iterator[Attributes]:
 def _export(step: FlatStep, tensors: Sequence[Tensor]) -> fx.GraphModule:
     with warnings.catch_warnings(), eager_kernels():
         warnings.simplefilter("ignore")
-        return export_joint_graph(step, tensors)
+        exported = export_joint_graph(step, tensors)
+    correct_norms(exported.graph)
+    return exported
 
 
 def _read_joint(exported: fx.GraphModule, step: FlatStep, route: Route) -> Joint:
