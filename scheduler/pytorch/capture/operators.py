@@ -153,6 +153,11 @@ def _has_argument(target: OpOverload, name: str) -> bool:
     return any(argument.name == name for argument in schema_of(target).arguments)
 
 
+def returns_nothing(node: fx.Node) -> bool:
+    """Return whether a call only checks its arguments: it raises an error, or has no effect."""
+    return isinstance(node.target, OpOverload) and not schema_of(node.target).returns
+
+
 def is_getitem(node: fx.Node) -> bool:
     """Return whether a node takes one output of an operator with several."""
     return node.op == "call_function" and node.target is operator.getitem
@@ -165,6 +170,8 @@ def owner(node: fx.Node) -> fx.Node:
 
 def output_values(node: fx.Node) -> list[object]:
     """Return the fake values that a call returns, one per output."""
+    if returns_nothing(node):
+        return []
     value = node.meta["val"]
     return list(value) if isinstance(value, (tuple, list)) else [value]
 

@@ -16,6 +16,7 @@ from scheduler.pytorch.capture.operators import (
     ignores_running_statistics,
     is_getitem,
     is_random,
+    returns_nothing,
     storage_key,
 )
 from scheduler.pytorch.torch_private.aot import GradAOTOutput
@@ -178,7 +179,8 @@ _CLONE = (aten.clone.default, (), {"memory_format": torch.contiguous_format})
 
 
 def _remove_unused(graph: fx.Graph) -> None:
-    """Remove calls whose outputs are unused, except random draws: later draws depend on them."""
+    """Remove calls whose outputs are unused, except checks and random draws, on which later draws depend."""
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and not is_random(node):
+        is_kept = node.op != "call_function" or is_random(node) or returns_nothing(node)
+        if not node.users and not is_kept:
             graph.erase_node(node)

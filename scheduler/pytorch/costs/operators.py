@@ -99,7 +99,7 @@ def _estimate(node: fx.Node, rates: Rates) -> float:
 
 def _flops(node: fx.Node) -> float:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
-    return float(count_flops(node.target, args, kwargs, node.meta["val"]))
+    return float(count_flops(node.target, args, kwargs, node.meta.get("val")))
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch._C import DispatchKey, FunctionSchema
+from torch._library.simple_registry import singleton as registry
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -21,6 +22,7 @@ __all__ = [
     "replaced_kernels",
     "run_composite",
     "schema_of",
+    "without_effect_tokens",
 ]
 
 
@@ -59,6 +61,24 @@ def replaced_kernels(kernels: Mapping[OpOverload, Kernels]) -> Iterator[None]:
             operator.py_kernels.clear()
             operator.py_kernels.update(registered)
             operator._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def without_effect_tokens(operators: Iterable[OpOverload]) -> Iterator[None]:
+    """Trace operators with side effects as plain calls; torch would order them by tokens that it passes through.
+
+    None of them is removed as unused.
+    """
+    entries = [registry.find(operator._schema.name) for operator in operators]
+    before = [entry.effect._effect for entry in entries]
+    try:
+        for operator, entry in zip(operators, entries, strict=True):
+            torch.fx.node.has_side_effect(operator)
+            entry.effect.register(None)
+        yield
+    finally:
+        for entry, effect in zip(entries, before, strict=True):
+            entry.effect.register(effect)
 
 
 def run_composite(operator: OpOverload, *args: Any) -> Any:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from scheduler.pytorch.torch_private import autograd, guards, modules, operators, pytree, tensors
 from tests.pytorch.torch_private.expectations import VALUES, Expectations, public_names
@@ -264,6 +266,19 @@ def a_kernel_in_python_is_used_and_taken_back() -> None:
     assert FakeTensorMode.cache_info().size == 0
     with FakeTensorMode(), enable_python_dispatcher():
         assert torch.empty(2, 3).cumsum(0).shape == (2, 3)
+
+
+@EXPECTED.of("operators.without_effect_tokens")
+def a_check_is_traced_as_a_plain_call() -> None:
+    def checked(x: Tensor) -> tuple[Tensor]:
+        aten._linalg_check_errors(x.to(torch.int32), "name", is_matrix=True)
+        return (x * 2,)
+
+    with operators.without_effect_tokens([aten._linalg_check_errors.default]):
+        graph = make_fx(functionalize(checked), tracing_mode="fake")(torch.zeros(())).graph
+        graph.eliminate_dead_code()
+    (check,) = graph.find_nodes(op="call_function", target=aten._linalg_check_errors.default)
+    assert check.is_impure()
 
 
 @EXPECTED.of("operators.run_composite")

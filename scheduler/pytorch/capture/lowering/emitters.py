@@ -32,6 +32,7 @@ from scheduler.pytorch.capture.operators import (
     is_random,
     nodes_in,
     output_values,
+    returns_nothing,
 )
 from scheduler.pytorch.measurement.rng import default_generator
 
@@ -154,7 +155,7 @@ class Emitter:
             inputs,
             produced,
             phase=phase,
-            repeatable=variant.repeatable and can_replay and not collective,
+            repeatable=variant.repeatable and can_replay and not collective and not returns_nothing(node),
             required=state is not None or variant.batch_norm is not None,
             layer=layer,
             kind="" if variant.batch_norm is None else "batch norm update",
@@ -262,4 +263,4 @@ class Emitter:
 
 
 def _has_several(node: fx.Node) -> bool:
-    return isinstance(node.meta["val"], (tuple, list))
+    return not returns_nothing(node) and isinstance(node.meta["val"], (tuple, list))
