@@ -7,6 +7,8 @@ from collections.abc import Iterator
 # Small models and graphs gain nothing from threads, and two workers have two cores. This is read when torch,
 # numpy or Inductor are imported, so nothing above this line may import them.
 os.environ |= {name: "1" for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")}
+# What tests measure is not kept in the user's folder for caches.
+os.environ["SCHEDULER_COSTS_FILE"] = "off"
 
 import pytest
 from hypothesis import settings

@@ -19,6 +19,7 @@ from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering import lower
 from scheduler.pytorch.capture.lowering.storages import StorageSizes
 from scheduler.pytorch.costs.operators import Costs, with_costs
+from scheduler.pytorch.costs.progress import Progress, TracingProgress, ignore
 from scheduler.pytorch.costs.storages import can_run_on, find_storage_sizes
 from scheduler.pytorch.guards.environment import recorded_variables
 from scheduler.pytorch.guards.watch import Watch
@@ -36,6 +37,7 @@ def trace(
     reserve: int | str = 0,
     optimizer: Optimizer | None = None,
     accumulate_gradients: bool = False,
+    progress: Progress = ignore,
 ) -> Graph:
     """Return the graph of one training step of a model: forward, loss and backward.
 
@@ -52,10 +54,12 @@ def trace(
     loss : callable, optional
         Computes the scalar loss from the model's outputs. Without it, the graph includes the
         outputs and their incoming gradients, but not what the caller computes from them.
-    costs : "measured" or "flops"
-        The cost model of operations. "measured": times on this machine in seconds, which takes
-        a few seconds. "flops": the same on every machine; operators that multiply cost their
-        FLOPs, and for all others moved bytes only break ties, which is not the time they take.
+    costs : "measured", "measured-again" or "flops"
+        The cost model of operations. "measured": times on this machine in seconds. Measuring
+        takes a few seconds; what is known from an earlier trace, of any model, is taken from a
+        file that `scheduler doctor` names, unless it is measured again. "flops": the same on
+        every machine; operators that multiply cost their FLOPs, and for all others moved bytes
+        only break ties, which is not the time that they take.
     workspaces : bool, optional
         Whether to measure the memory that operators allocate internally. With it, the peak,
         and so the budget, is the allocator's; without it, that of live storages. By default
@@ -69,6 +73,8 @@ def trace(
         Whether the step adds to existing gradients (gradient accumulation). These count as
         resident; new gradients are added to them in groups and then freed. Gradients of
         arguments remain results.
+    progress : callable
+        Called with a `TracingProgress` at each stage, and often while operations are measured.
 
     Returns
     -------
@@ -95,7 +101,8 @@ def trace(
     True
     """
     memory = read_device_memory(model, reserve, optimizer, accumulate_gradients)
-    return capture(model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory).graph
+    captured = capture(model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory, progress=progress)
+    return captured.graph
 
 
 def capture(
@@ -107,12 +114,13 @@ def capture(
     costs: Costs = "flops",
     workspaces: bool | None = None,
     memory: DeviceMemory = NO_OTHER_MEMORY,
+    progress: Progress = ignore,
 ) -> Capture:
     """Return the captured step of a model; `trace` returns its graph.
 
     Parameters
     ----------
-    model, args, kwargs, loss, costs, workspaces
+    model, args, kwargs, loss, costs, workspaces, progress
         As for `trace`. Times do not affect how a plan is executed.
     memory : DeviceMemory
         The memory that the device holds in addition to the step.
@@ -123,10 +131,18 @@ def capture(
         As for `trace`.
     """
     with _collector_disabled():
+        progress(TracingProgress("capturing the step"))
         joint = export_joint(model, tuple(args), dict(kwargs or {}), loss)
+        progress(TracingProgress("asking what the outputs of calls hold"))
         sizes = find_storage_sizes(joint, may_run=can_run_on(resident_tensors(model, (args, kwargs))))
         return capture_joint(
-            joint, type(model).__name__, costs=costs, memory=memory, workspaces=workspaces, sizes=sizes
+            joint,
+            type(model).__name__,
+            costs=costs,
+            memory=memory,
+            workspaces=workspaces,
+            sizes=sizes,
+            progress=progress,
         )
 
 
@@ -200,6 +216,7 @@ def capture_joint(
     memory: DeviceMemory,
     workspaces: bool | None = None,
     sizes: StorageSizes | None = None,
+    progress: Progress = ignore,
 ) -> Capture:
     """Return the captured step of a joint graph.
 
@@ -208,7 +225,7 @@ def capture_joint(
     joint : Joint
     name : str
         Name of the graph to plan.
-    costs, memory, workspaces
+    costs, memory, workspaces, progress
         As for `capture`.
     sizes : StorageSizes, optional
         What its storages hold at run time; by default what the fake tensors show.
@@ -219,7 +236,7 @@ def capture_joint(
         As for `trace`.
     """
     lowered = lower(joint, memory, sizes or StorageSizes(), name=name)
-    return Capture(joint, with_costs(lowered, costs, workspaces=workspaces))
+    return Capture(joint, with_costs(lowered, costs, workspaces=workspaces, progress=progress))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from scheduler.pytorch import checkpointed, trace
-from scheduler.pytorch.costs.timing import shortest_times
+from scheduler.pytorch.costs.timing import interleaved_times
 from scheduler.pytorch.execute.runner import build
 from scheduler.pytorch.measurement.allocator import allocator_peak, peak_bytes
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
@@ -133,8 +133,8 @@ def test_a_step_on_a_side_stream_is_the_same_as_on_the_default_stream() -> None:
 @on_gpu
 def test_times_are_of_the_device_and_not_of_the_launch() -> None:
     small, large = (torch.randn(size, size, device="cuda") for size in (2048, 8192))
-    first, second = shortest_times([lambda: small @ small, lambda: large @ large], 1.0)
-    assert 16 < second / first < 256  # 64 times the work at the same launch time
+    first, second = interleaved_times([lambda: small @ small, lambda: large @ large], 1.0)
+    assert 16 < second.seconds / first.seconds < 256  # 64 times the work at the same launch time
 
 
 @pytest.mark.gpu
@@ -144,8 +144,8 @@ def test_measured_times_sum_to_that_of_the_forward_and_backward() -> None:
     graph = trace(module, args)
     step = training_step(module, args)
     step()
-    (seconds,) = shortest_times([step], 1.0)
-    assert 0.5 * seconds < sum(operation.time for operation in graph.operations) < 1.5 * seconds
+    (whole,) = interleaved_times([step], 1.0)
+    assert 0.5 * whole.seconds < sum(operation.time for operation in graph.operations) < 1.5 * whole.seconds
 
 
 def test_the_benchmark_needs_a_gpu() -> None:
@@ -187,4 +187,4 @@ def test_times_by_events_are_seconds_of_one_run(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     monkeypatch.setattr("torch.cuda.Event", FakeEvent)
     functions: list[Callable[[], None]] = [run, lambda: (run(), run())]
-    assert shortest_times(functions, 0.0) == pytest.approx([0.01, 0.02])
+    assert [timing.seconds for timing in interleaved_times(functions, 0.0)] == pytest.approx([0.01, 0.02])

@@ -6,7 +6,8 @@ copies. Use FLOPs to compare work on any machine, and measured times for the fas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -15,53 +16,73 @@ from torch import Tensor, fx
 from scheduler.errors import InvalidOptionError
 from scheduler.pytorch.capture.instructions import Call, Lowered
 from scheduler.pytorch.capture.operators import describe_call, nodes_in, output_values, storage_key
-from scheduler.pytorch.costs.timing import Rates, Trials, measure_rates
+from scheduler.pytorch.costs.kept_costs import Cost, keep_costs, measuring_conditions, read_costs
+from scheduler.pytorch.costs.progress import Progress, TracingProgress, ignore
+from scheduler.pytorch.costs.storages import CLONES_STORAGE
+from scheduler.pytorch.costs.timing import Rates, Timing, Trials, measure_rates
 from scheduler.pytorch.measurement.flop_formulas import count_flops
 
-Costs = Literal["measured", "flops"]
+Costs = Literal["measured", "measured-again", "flops"]
 
 FLOPS_PER_BYTE = 1e-3
 """Cost of moving one byte, in FLOPs: small enough that fewer FLOPs always win and moved bytes only break
 ties, large enough for solvers to see a difference."""
 
 
-def with_costs(lowered: Lowered, costs: Costs, *, workspaces: bool | None = None) -> Lowered:
+def with_costs(
+    lowered: Lowered,
+    costs: Costs,
+    *,
+    workspaces: bool | None = None,
+    progress: Progress = ignore,
+) -> Lowered:
     """Return the same graph with the times and workspaces of its calls.
 
     Parameters
     ----------
     lowered : Lowered
-    costs : "measured" or "flops"
+    costs : "measured", "measured-again" or "flops"
         "measured": each distinct call (operator, shapes, strides, dtypes, other arguments) is
-        run alone on random data; its time is the shortest one, in seconds. The time of a call
-        that cannot be run (on device "meta", or because the operator fails on such data) is
-        estimated from its FLOPs and bytes at the machine's rates. "flops": exact and the same
-        on every machine. Matrix products, convolutions, attention, recurrent layers, linear
-        algebra and Fourier transforms cost their FLOPs, as published comparisons count them.
-        Everything else (elementwise operations, normalizations, dropout, pooling, copies) is
-        limited by the bytes that it reads and writes, and costs `FLOPS_PER_BYTE` for each.
+        run alone on random data, in the order of the step; its time is in seconds. What was
+        measured before on this machine is taken from a file (see `kept_costs`), unless it is to
+        be measured again. The time of a call that cannot be run (on device "meta", or because
+        the operator fails on such data) is estimated from its FLOPs and bytes at the machine's
+        rates. "flops": exact and the same on every machine. Matrix products, convolutions,
+        attention, recurrent layers, linear algebra and Fourier transforms cost their FLOPs, as
+        published comparisons count them. Everything else (elementwise operations,
+        normalizations, dropout, pooling, copies) is limited by the bytes that it reads and
+        writes, and costs `FLOPS_PER_BYTE` for each.
     workspaces : bool, optional
         Whether to measure workspaces: the bytes that each distinct call, run alone, allocates
         in addition to its outputs. By default True if times are measured.
+    progress : callable
+        Called after each round of measuring.
 
     Raises
     ------
     InvalidOptionError
-        If `costs` is neither "measured" nor "flops".
+        If `costs` is none of these.
     """
     if costs not in get_args(Costs):
-        raise InvalidOptionError(f'costs must be "measured" or "flops", got {costs!r}')
-    is_timed = costs == "measured"
+        raise InvalidOptionError(f'costs must be "measured", "measured-again" or "flops", got {costs!r}')
+    is_timed = costs != "flops"
     has_workspaces = is_timed if workspaces is None else workspaces
-    calls = {_signature(call): call for call in lowered.instructions if isinstance(call, Call)}
-    trials = Trials([*calls.values()] if is_timed or has_workspaces else ())
-    times = _times(calls, trials) if is_timed else {s: flop_cost(call.node) for s, call in calls.items()}
-    sizes = dict(zip(calls, trials.workspaces(), strict=True)) if has_workspaces else dict.fromkeys(calls, 0)
+    signatures = [_signature(item) if isinstance(item, Call) else None for item in lowered.instructions]
+    calls = {
+        signature: call
+        for signature, call in zip(signatures, lowered.instructions, strict=True)
+        if signature is not None and isinstance(call, Call)
+    }
+    found: dict[str, Cost] = {}
+    if is_timed or has_workspaces:
+        order = [signature for signature in signatures if signature is not None]
+        found = _measured(calls, order, (is_timed, has_workspaces), progress, again=costs == "measured-again")
+    times = _times(calls, found) if is_timed else {s: flop_cost(call.node) for s, call in calls.items()}
     operations = []
-    for operation, call in zip(lowered.graph.operations, lowered.instructions, strict=True):
-        if isinstance(call, Call):
-            signature = _signature(call)
-            operation = replace(operation, time=times[signature], workspace_bytes=sizes[signature])
+    for operation, signature in zip(lowered.graph.operations, signatures, strict=True):
+        if signature is not None:
+            size = found[signature].workspace_bytes or 0 if has_workspaces else 0
+            operation = replace(operation, time=times[signature], workspace_bytes=size)
         operations.append(operation)
     unit = "s" if is_timed else "FLOP"
     return replace(lowered, graph=replace(lowered.graph, operations=operations, time_unit=unit))
@@ -76,13 +97,64 @@ def flop_cost(node: fx.Node) -> float:
 
 def _signature(call: Call) -> str:
     """Return the operator that is run, which may differ from the captured one, and the signature of the call."""
-    return f"{call.target} {describe_call(call.node)}"
+    tensors = [argument.meta["val"] for argument in _tensor_inputs(call.node)]
+    devices = sorted({str(tensor.device) for tensor in tensors})
+    sizes = [tensor.untyped_storage().nbytes() for tensor in tensors] if call.target in CLONES_STORAGE else ""
+    return f"{call.target} {describe_call(call.node)} {','.join(devices)} {sizes}"
 
 
-def _times(calls: Mapping[str, Call], trials: Trials) -> dict[str, float]:
+def _measured(
+    calls: Mapping[str, Call],
+    order: Sequence[str],
+    wanted: tuple[bool, bool],
+    progress: Progress,
+    *,
+    again: bool,
+) -> dict[str, Cost]:
+    """Return what is measured or known of each call; `wanted` says whether its time and its workspace are."""
+    devices = {argument.meta["val"].device for call in calls.values() for argument in _tensor_inputs(call.node)}
+    conditions = measuring_conditions(devices)
+    known = {} if again else read_costs(calls, conditions)
+    missing = [signature for signature in calls if not _has(known.get(signature), wanted)]
+    if missing:
+        position = {signature: number for number, signature in enumerate(missing)}
+        places = [position[signature] for signature in order if signature in position]
+        trials = Trials([calls[signature] for signature in missing])
+        stage = f"measuring {len(missing)} calls"
+        timings: Sequence[Timing | None] = [None] * len(missing)
+        workspaces: Sequence[int | None] = [None] * len(missing)
+        if wanted[0]:
+            timings = trials.times(order=places, progress=lambda *done: progress(TracingProgress(stage, *done)))
+        if wanted[1]:
+            workspaces = trials.workspaces()
+        fresh = {
+            signature: Cost(timing.seconds if timing else None, timing.spread if timing else 0.0, workspace)
+            for signature, timing, workspace in zip(missing, timings, workspaces, strict=True)
+        }
+        keep_costs({signature: cost for signature, cost in fresh.items() if _has(cost, wanted)}, conditions)
+        known |= {signature: cost.or_else(known.get(signature)) for signature, cost in fresh.items()}
+    if wanted[0]:
+        progress(TracingProgress(f"measured {len(missing)} of {len(calls)} calls", 1.0, spread=_spread(order, known)))
+    return known
+
+
+def _has(cost: Cost | None, wanted: tuple[bool, bool]) -> bool:
+    """Return whether a cost has the time and the workspace that are wanted."""
+    if cost is None:
+        return False
+    return not (wanted[0] and cost.seconds is None) and not (wanted[1] and cost.workspace_bytes is None)
+
+
+def _spread(order: Sequence[str], known: Mapping[str, Cost]) -> float:
+    """Return how far the times of a step scatter."""
+    timed = [cost for cost in map(known.__getitem__, order) if cost.seconds is not None]
+    total = math.fsum(cost.seconds or 0.0 for cost in timed)
+    return math.fsum((cost.seconds or 0.0) * cost.spread for cost in timed) / total if total else 0.0
+
+
+def _times(calls: Mapping[str, Call], found: Mapping[str, Cost]) -> dict[str, float]:
     """Return the time of each call in seconds."""
-    measured = dict(zip(calls, trials.times(), strict=True))
-    times = {signature: seconds for signature, seconds in measured.items() if seconds is not None}
+    times = {signature: cost.seconds for signature, cost in found.items() if cost.seconds is not None}
     if len(times) < len(calls):
         rates = measure_rates()
         times |= {s: _estimate(call.node, rates) for s, call in calls.items() if s not in times}

@@ -1,13 +1,17 @@
 """Measure the times and workspaces of single operator calls on random data.
 
-All calls take turns, round after round, so that a disturbance of the machine affects one
-round of all calls and not all runs of one call; the shortest time counts. Between two runs of
-a call the other calls run, as in a training step, so caches are equally cold.
+Calls run in the order of the step, round after round: a call finds the caches as the calls
+before it leave them, warm in a loop and cold elsewhere, and a disturbance of the machine
+affects one round of all calls and not all runs of one call. On the CPU, times are those that
+the calling thread spends on a processor, so other processes do not count; a thread that waits
+for the others of a parallel region does count.
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,9 +36,30 @@ _MIN_ROUNDS = 3
 _MAX_ROUNDS = 30
 _MEASURING_SECONDS = 3.0
 """No further round begins after this many seconds."""
+_PLACES = 3
+"""Of equal calls of a step, so many run in each round."""
+
+thread_seconds = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-6 else time.perf_counter
+"""The clock of calls on the CPU."""
 
 _ALIGNMENT_ELEMENTS = 64
 """Inputs begin at multiples of this many elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The time of a call.
+
+    Attributes
+    ----------
+    seconds : float
+        The shortest time at each of its places in the order of a round, averaged over the places.
+    spread : float
+        The median of all runs over these shortest ones, minus 1.
+    """
+
+    seconds: float
+    spread: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +92,14 @@ class Trials:
         with _undisturbed():
             self._trials = [_prepare(call, data) for call in calls]
 
-    def times(self, seconds: float = _MEASURING_SECONDS) -> list[float | None]:
-        """Return the shortest time of each call in seconds, None for a call that cannot be run alone.
+    def times(
+        self,
+        seconds: float = _MEASURING_SECONDS,
+        *,
+        order: Sequence[int] | None = None,
+        progress: Callable[[float, float], None] = lambda fraction, seconds: None,
+    ) -> list[Timing | None]:
+        """Return the time of each call, None for a call that cannot be run alone.
 
         The time includes freeing the outputs of the call.
 
@@ -76,10 +107,17 @@ class Trials:
         ----------
         seconds : float
             No further round begins after this long; there are at least three.
+        order : sequence of int
+            The positions of the calls in the order of the step, each once or several times.
+        progress : callable
+            Called after each round with the fraction that is done, and the seconds so far.
         """
+        runnable = [position for position, trial in enumerate(self._trials) if trial is not None]
+        number = {position: count for count, position in enumerate(runnable)}
+        places = [number[position] for position in order or runnable if position in number]
         with _undisturbed():
-            times = iter(shortest_times([trial.run for trial in self._runnable], seconds))
-        return [None if trial is None else next(times) for trial in self._trials]
+            timings = iter(interleaved_times([t.run for t in self._runnable], seconds, order=places, progress=progress))
+        return [None if trial is None else next(timings) for trial in self._trials]
 
     def workspaces(self) -> list[int]:
         """Return the bytes that each call allocates in addition to its outputs, 0 if it cannot be run alone."""
@@ -98,7 +136,7 @@ def measure_rates() -> Rates:
     square, line = (torch.ones(shape, device=device) for shape in (_SQUARE, _LINE))
     with torch.no_grad():
         probes = [lambda: line.view(_LINE), lambda: torch.mm(square, square), lambda: torch.add(line, line)]
-        call, product, addition = shortest_times(probes, _MEASURING_SECONDS)
+        call, product, addition = (timing.seconds for timing in interleaved_times(probes, _MEASURING_SECONDS))
     flops, moved = 2 * _SQUARE[0] ** 3, 3 * storage_bytes([line])
     return Rates(call, max(0.0, product - call) / flops, max(0.0, addition - call) / moved)
 
@@ -106,31 +144,67 @@ def measure_rates() -> Rates:
 _SQUARE, _LINE = (512, 512), (2**18,)
 
 
-def shortest_times(functions: Sequence[Callable[[], object]], seconds: float) -> list[float]:
-    """Return the shortest time of each function in seconds; they take turns.
+def interleaved_times(
+    functions: Sequence[Callable[[], object]],
+    seconds: float,
+    *,
+    order: Sequence[int] | None = None,
+    progress: Callable[[float, float], None] = lambda fraction, seconds: None,
+) -> list[Timing]:
+    """Return the time of each function; they take turns.
 
     Parameters
     ----------
     functions : sequence of callable
     seconds : float
         No further round begins after this long; there are at least three.
+    order : sequence of int
+        The functions of a round, each at least once; the first few places of each are measured.
+    progress : callable
+        Called after each round with the fraction that is done, and the seconds so far.
     """
-    shortest = [float("inf")] * len(functions)
-    end = now() + seconds
-    for number in range(_MAX_ROUNDS):
-        for position, function in enumerate(functions):
-            shortest[position] = min(shortest[position], _seconds(function))
-        if number + 1 >= _MIN_ROUNDS and now() > end:
+    counts: Counter[int] = Counter()
+    places = []
+    for position in range(len(functions)) if order is None else order:
+        counts[position] += 1
+        if counts[position] <= _PLACES:
+            places.append(position)
+    samples: list[list[float]] = [[] for _ in places]
+    begun = now()
+    for number in range(1, _MAX_ROUNDS + 1):
+        for runs, position in zip(samples, places, strict=True):
+            runs.append(_seconds(functions[position]))
+        passed = now() - begun
+        is_done = number == _MAX_ROUNDS or (number >= _MIN_ROUNDS and passed > seconds)
+        fraction = max(number / _MAX_ROUNDS, min(number / _MIN_ROUNDS, passed / max(seconds, passed, 1e-9)))
+        progress(1.0 if is_done else fraction, passed)
+        if is_done:
             break
-    return shortest
+    idle = 0.0 if torch.cuda.is_initialized() else _reading_seconds()  # type: ignore[no-untyped-call]
+    found: list[list[list[float]]] = [[] for _ in functions]
+    for runs, position in zip(samples, places, strict=True):
+        found[position].append(runs)
+    return [_timing(runs, idle) for runs in found]
+
+
+def _timing(places: Sequence[Sequence[float]], idle: float) -> Timing:
+    """Return the time of a function from its runs at each place, less what reading the clock takes."""
+    shortest = statistics.fmean(min(runs) for runs in places)
+    typical = statistics.fmean(statistics.median(runs) for runs in places)
+    return Timing(max(0.0, shortest - idle), typical / shortest - 1 if shortest else 0.0)
+
+
+def _reading_seconds() -> float:
+    """Return what the clock shows for a function that does nothing."""
+    return min(_seconds(lambda: None) for _ in range(100))
 
 
 def _seconds(function: Callable[[], object]) -> float:
     """Return the time of one run; on CUDA with events around several runs in a row, as in a step."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        start = now()
+        start = thread_seconds()
         function()
-        return now() - start
+        return thread_seconds() - start
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     for _ in range(_RUNS_BETWEEN_EVENTS):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from scheduler.pytorch import trace
 from scheduler.pytorch.capture.instructions import Call
 from scheduler.pytorch.costs import operators, timing
-from scheduler.pytorch.costs.timing import Trials, measure_rates, shortest_times
+from scheduler.pytorch.costs.timing import Timing, Trials, interleaved_times, measure_rates
 from scheduler.pytorch.tracing import capture
 
 FLOAT_BYTES = 4
@@ -47,9 +47,10 @@ def _calls(model: nn.Module, *args: Tensor) -> list[Call]:
 
 @pytest.fixture
 def ticking(monkeypatch):
-    """A clock that advances by half a second between two readings."""
+    """A clock that advances by half a second between two readings, which themselves take no time."""
     ticks = itertools.count(0.0, 0.5)
-    monkeypatch.setattr(timing, "now", lambda: next(ticks))
+    monkeypatch.setattr(timing, "thread_seconds", lambda: next(ticks))
+    monkeypatch.setattr(timing, "_reading_seconds", lambda: 0.0)
 
 
 def test_every_call_can_be_run_alone_without_touching_the_random_state(calls, ticking):
@@ -58,7 +59,7 @@ def test_every_call_can_be_run_alone_without_touching_the_random_state(calls, ti
     times = trials.times(0.0)
     trials.workspaces()
     assert {str(call.target) for call in calls} >= {"aten.convolution.default", "aten.relu_.default"}
-    assert set(times) == {0.5}
+    assert set(times) == {Timing(0.5, 0.0)}
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -73,9 +74,32 @@ def test_a_call_that_counts_up_does_not_change_what_others_read(calls):
 
 def test_functions_take_turns_for_at_least_three_rounds(ticking):
     order: list[str] = []
-    times = shortest_times([lambda: order.append("a"), lambda: order.append("b")], 0.0)
+    times = interleaved_times([lambda: order.append("a"), lambda: order.append("b")], 0.0)
     assert order == ["a", "b"] * 3
-    assert times == [0.5, 0.5]
+    assert times == [Timing(0.5, 0.0)] * 2
+
+
+def test_a_time_is_the_shortest_at_each_place_of_the_order_and_the_spread_that_of_all_runs(monkeypatch):
+    # By hand: function 0 runs at two places, whose shortest runs take 2 and 4 seconds, and whose medians 3 and 6.
+    lasting = iter([2.0, 1.0, 4.0, 3.0, 1.0, 6.0, 9.0, 1.0, 8.0])
+    clock = [0.0]
+
+    def run() -> None:
+        clock[0] += next(lasting) + reading
+
+    reading = 0.25
+    monkeypatch.setattr(timing, "thread_seconds", lambda: clock[0])
+    monkeypatch.setattr(timing, "_reading_seconds", lambda: reading)
+    first, second = interleaved_times([run, run], 0.0, order=[0, 1, 0])
+    assert first.seconds == pytest.approx(3.0)
+    assert first.spread == pytest.approx((3.0 + 6.0 + 2 * reading) / (2.0 + 4.0 + 2 * reading) - 1)
+    assert second == Timing(pytest.approx(1.0), 0.0)
+
+
+def test_each_call_runs_at_its_first_three_places_in_a_round():
+    order: list[str] = []
+    interleaved_times([lambda: order.append("a"), lambda: order.append("b")], 0.0, order=[0, 0, 1, 0, 0])
+    assert order == ["a", "a", "b", "a"] * 3
 
 
 @torch.library.custom_op("workspace::take_before", mutates_args=())
@@ -148,7 +172,7 @@ def test_on_device_meta_times_are_proportional_to_flops():
 
 
 def test_rates_are_what_products_and_sums_take_beyond_a_call(monkeypatch):
-    monkeypatch.setattr(timing, "shortest_times", lambda probes, seconds: [1.0, 3.0, 1.5])
+    monkeypatch.setattr(timing, "interleaved_times", lambda probes, seconds: [Timing(t, 0.0) for t in (1.0, 3.0, 1.5)])
     rates = measure_rates()
     assert rates.seconds_per_call == 1
     # By hand: a product of two 512 x 512 matrices, and two arrays of 2^18 floats added to a third.
