@@ -40,6 +40,7 @@ _TORCH = (
     "import scheduler.pytorch.torch_private; print(m.version('torch'))"
 )
 """Fails if a version that is not tested lacks a name that this package needs."""
+_COSTS = "from scheduler.pytorch.costs.kept_costs import describe_file; print(describe_file())"
 _GPU = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
 
 
@@ -121,6 +122,13 @@ PARTS = (
         trial=_CACHE,
     ),
     Part("torch", "torch", "tracing and training", _extra("torch"), trial=_TORCH),
+    Part(
+        "measured costs",
+        "torch",
+        "measuring operators once instead of in every process",
+        "set SCHEDULER_COSTS_FILE to a writable path",
+        trial=_COSTS,
+    ),
     Part("GPU", "torch", "training on a GPU", "optional; to use one, install a torch build for it", trial=_GPU),
     Part("matplotlib", "matplotlib", "plots and reports", _extra("plot")),
     Part("transformers", "transformers", "the models named hf-...", _extra("models")),

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import scheduler as sc
-from scheduler.cli import main
+from scheduler.cli import _parser, main, training
+from scheduler.pytorch.costs.progress import TracingProgress
 from tests.support.paths import ROOT
 from tests.support.training_graphs import conv_net, uniform_chain
 
@@ -105,6 +106,29 @@ def test_bad_input_exits_2_with_a_message(
     monkeypatch.chdir(tmp_path)
     assert main([graph_file if entry == "GRAPH" else entry for entry in arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_and_noise_everywhere(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    training.show(TracingProgress("measuring 7 calls", 0.25, 1.5))
+    shown = capsys.readouterr().err
+    assert shown == ("\r\x1b[Kmeasuring 7 calls: 25%, 1.5 s" if is_terminal else "")
+    training.show(TracingProgress("measured 7 of 9 calls", 1.0, spread=0.3))
+    assert "measured times are noise: repeated runs take 30% more" in capsys.readouterr().err
+    training.show(TracingProgress("measured 7 of 9 calls", 1.0, spread=0.05))
+    assert capsys.readouterr().err == ("\r\x1b[K" if is_terminal else "")
+
+
+def test_costs_are_measured_again_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, expected in (([], "measured"), (["--measure-again"], "measured-again")):
+        options = _parser().parse_args(["trace", "gpt2", "-o", "graph.json", *arguments])
+        assert options.costs == expected
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["trace", "gpt2", "-o", "graph.json", "--costs", "flops", "--measure-again"])
+    assert "not allowed with argument --costs" in capsys.readouterr().err
 
 
 def test_a_missing_torch_is_an_error_that_names_the_extra(

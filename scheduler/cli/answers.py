@@ -35,6 +35,12 @@ def planning_progress(time_unit: str) -> Callable[[Progress], None] | None:
     return show
 
 
+def show_line(text: str) -> None:
+    """Show a line in place of the last one that was shown so, "" for none; only if stderr is a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def print_answer(answer: dict[str, object], as_json: bool) -> None:
     """Print on stdout: as JSON, or as one line per value that is not None, with its unit."""
     if as_json:

@@ -30,11 +30,19 @@ def add_command(
 def add_model(command: argparse.ArgumentParser, *, layers: bool = True) -> None:
     """Add the model and its cost model; with `layers`, also whether to plan layer by layer."""
     command.add_argument("model", metavar="MODEL", help='a name from "scheduler models", or package.module:factory')
-    command.add_argument(
+    costs = command.add_mutually_exclusive_group()
+    costs.add_argument(
         "--costs",
         choices=("measured", "flops"),
         default="measured",
         help="cost model: measured time and workspace, or FLOPs (default measured)",
+    )
+    costs.add_argument(
+        "--measure-again",
+        dest="costs",
+        action="store_const",
+        const="measured-again",
+        help="measure also what is known from earlier runs on this machine",
     )
     if layers:
         command.add_argument(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scheduler.api import TRAINING_GAP
-from scheduler.cli.answers import DONE, plan_facts, print_answer, say
+from scheduler.cli.answers import DONE, plan_facts, print_answer, say, show_line
 from scheduler.cli.arguments import (
     Commands,
     add_command,
@@ -28,6 +28,7 @@ from scheduler.plan import Plan
 from scheduler.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
+    from scheduler.pytorch.costs.progress import TracingProgress
     from scheduler.pytorch.training import TrainingReport
 
 
@@ -67,7 +68,7 @@ def _trace(options: argparse.Namespace) -> int:
         graph = chain.graph
     else:
         say(f"tracing {options.model}")
-        graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs=options.costs)
+        graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs=options.costs, progress=show)
         written = graph = replace(graph, name=graph.name or options.model)
     write_graph(written, options.output)
     answer = {
@@ -82,6 +83,18 @@ def _trace(options: argparse.Namespace) -> int:
     }
     print_answer(answer, options.json)
     return DONE
+
+
+def show(progress: TracingProgress) -> None:
+    """Show how far tracing is if stderr is a terminal, and say when measured times are noise."""
+    from scheduler.pytorch.costs.progress import NOISE
+
+    show_line(f"{progress.stage}: {progress.fraction:.0%}, {progress.seconds:.1f} s" if progress.fraction < 1 else "")
+    if progress.spread is not None and progress.spread > NOISE:
+        say(
+            f"measured times are noise: repeated runs take {progress.spread:.0%} more than the shortest ones; on a"
+            " quiet machine, renew them with --measure-again"
+        )
 
 
 def add_train(commands: Commands) -> None:
@@ -109,6 +122,7 @@ def _train(options: argparse.Namespace) -> int:
         costs=options.costs,
         granularity="layers" if options.layers else "operations",
         progress=say,
+        tracing=show,
         **solve_options(options),
     )
     report.plan.save(output)

@@ -18,6 +18,7 @@ from scheduler.plan import Plan
 from scheduler.problem import save_everything
 from scheduler.pytorch.checkpointing import checkpointed
 from scheduler.pytorch.costs.operators import Costs
+from scheduler.pytorch.costs.progress import Progress, ignore
 from scheduler.pytorch.execute.verification import Verification
 from scheduler.pytorch.layerwise.profiling import profile_layers
 from scheduler.pytorch.measurement.free_memory import device_budget
@@ -127,6 +128,7 @@ def compare_training(
     costs: Costs = "measured",
     granularity: Literal["operations", "layers"] = "operations",
     progress: Callable[[str], None] = lambda message: None,
+    tracing: Progress = ignore,
     **options: Unpack[SolveOptions],
 ) -> TrainingReport:
     """Trace, plan, and train two copies of a model side by side.
@@ -139,12 +141,14 @@ def compare_training(
         As for `checkpointed`.
     steps : int
         Training steps of plain SGD, each on its own batch if the case can make others.
-    costs : "measured" or "flops"
+    costs : "measured", "measured-again" or "flops"
         Cost model of operations; layers are always measured.
     granularity : "operations" or "layers"
         Layers: the model runs layer by layer without being captured; see `ModelCase.layered`.
     progress : callable
         Called with a message at each stage.
+    tracing : callable
+        As `progress` of `trace`.
     **options
         As for `solve`.
 
@@ -157,7 +161,7 @@ def compare_training(
     plain, module = copy.deepcopy(case.module), copy.deepcopy(case.module)
     budget = device_budget(budget, module, (case.args, dict(case.kwargs)))
     options = {"gap": TRAINING_GAP, **options}
-    plan = make_plan(_graph_of(replace(case, module=module), costs, progress), budget, **options)
+    plan = make_plan(_graph_of(replace(case, module=module), costs, progress, tracing), budget, **options)
     planned = checkpointed(module, plan, case.args, case.kwargs, loss=case.loss, granularity=granularity)
     progress(f"training {steps} steps with the plan and without")
     plain_losses = _train(plain, case, steps, with_loss=True)
@@ -171,7 +175,7 @@ def compare_training(
     measured = measure(planned_step, resident=_resident(module, case), repeats=3, baseline=plain_step)
     captured_overhead, noise = _captured_overhead(plan, case, plain_step)
     # In a chain, the workspace of a layer is live storages inside the layer, without those of operators.
-    with_workspaces = granularity == "operations" and costs == "measured"
+    with_workspaces = granularity == "operations" and costs != "flops"
     return TrainingReport(
         plan=plan,
         predicted=_predicted(plan.simulation, with_workspaces),
@@ -201,14 +205,14 @@ def _captured_overhead(plan: Plan, case: ModelCase, plain_step: Callable[[], obj
     return captured, statistics.median(times["plain"]) / plain - 1
 
 
-def _graph_of(case: ModelCase, costs: Costs, progress: Callable[[str], None]) -> Graph | Chain:
+def _graph_of(case: ModelCase, costs: Costs, progress: Callable[[str], None], tracing: Progress) -> Graph | Chain:
     """Return the graph of a case, or its chain if the case is layered."""
     progress(f"tracing {case.name or type(case.module).__name__}")
     if isinstance(case, LayeredCase):
         chain = profile_layers(case.module, case.args, case.kwargs, loss=case.loss)
         progress(f"planning {len(chain.layers)} layers")
         return chain
-    graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs=costs)
+    graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs=costs, progress=tracing)
     progress(f"planning {len(graph.operations)} operations")
     return graph
 
