@@ -37,7 +37,7 @@ def trace(
     reserve: int | str = 0,
     optimizer: Optimizer | None = None,
     accumulate_gradients: bool = False,
-    progress: Progress = ignore,
+    progress: Progress | None = None,
 ) -> Graph:
     """Return the graph of one training step of a model: forward, loss and backward.
 
@@ -73,7 +73,7 @@ def trace(
         Whether the step adds to existing gradients (gradient accumulation). These count as
         resident; new gradients are added to them in groups and then freed. Gradients of
         arguments remain results.
-    progress : callable
+    progress : callable, optional
         Called with a `TracingProgress` at each stage, and often while operations are measured.
 
     Returns
@@ -101,7 +101,9 @@ def trace(
     True
     """
     memory = read_device_memory(model, reserve, optimizer, accumulate_gradients)
-    captured = capture(model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory, progress=progress)
+    captured = capture(
+        model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory, progress=progress or ignore
+    )
     return captured.graph
 
 
