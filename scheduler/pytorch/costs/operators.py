@@ -79,9 +79,12 @@ def with_costs(
         found = _measured(calls, order, (is_timed, has_workspaces), progress, again=costs == "measured-again")
     times = _times(calls, found) if is_timed else {s: flop_cost(call.node) for s, call in calls.items()}
     operations = []
-    for operation, signature in zip(lowered.graph.operations, signatures, strict=True):
-        if signature is not None:
+    for operation, call, signature in zip(lowered.graph.operations, lowered.instructions, signatures, strict=True):
+        if signature is not None and isinstance(call, Call):
             size = found[signature].workspace_bytes or 0 if has_workspaces else 0
+            if has_workspaces and call.state is not None and operation.repeatable:
+                # A recomputation keeps the state of the generator, to put it back.
+                size += lowered.graph.tensor(call.state).size_bytes
             operation = replace(operation, time=times[signature], workspace_bytes=size)
         operations.append(operation)
     unit = "s" if is_timed else "FLOP"
