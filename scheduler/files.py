@@ -1,4 +1,4 @@
-"""Files: JSON that is checked while it is read, text that is written as a whole or not at all."""
+"""Files: JSON that is checked while it is read, content that is written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from scheduler.validation import check_unique
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file of text as a whole or not at all; see `write_bytes`."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file as a whole or not at all: to a side file, synced, and renamed into place.
 
     Raises
@@ -24,8 +29,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     # The kernel applies the process's mask to this mode, so that no other thread sees the mask change.
     descriptor = os.open(side, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(descriptor)
         os.replace(side, target)

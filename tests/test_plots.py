@@ -226,7 +226,11 @@ def test_the_command_line_draws_frontiers_and_comparisons(
         assert {"save-all", graph, "overhead in time (%)"} <= set(texts)
     assert main([*compared, "figures/"]) == 0
     assert sorted(path.name for path in Path("figures").iterdir()) == ["solve_time.svg", "step.svg"]
+    assert main([*compared, "c.PNG"]) == 0
+    assert Path("c.PNG").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
+    assert main([*compared, "d.jpeg"]) == 2
+    assert 'the suffix must be .svg, .png, .pdf, got ".jpeg"' in capsys.readouterr().err
     assert main([*compared, "none/c.svg"]) == 2
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main([*compared, "c.svg"]) == 2
@@ -315,3 +319,21 @@ def test_a_figure_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["memory.svg"]
     write_figure(plot_memory(twice_plan()), tmp_path / "memory.svg")
     assert (tmp_path / "memory.svg").read_bytes() == first
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_the_suffix_decides_the_format_and_equal_figures_are_equal_files(
+    suffix: str, start: bytes, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        write_figure(plot_memory(twice_plan()), tmp_path / f"{name}.{suffix}")
+    first, second = ((tmp_path / f"{name}.{suffix}").read_bytes() for name in ("a", "b"))
+    assert first == second
+    assert first.startswith(start)
+
+
+@pytest.mark.parametrize("name", ["figure.jpg", "figure", "svg", "figure.svg.txt"])
+def test_another_suffix_is_refused_with_the_list(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match=r"the suffix must be \.svg, \.png, \.pdf, got"):
+        write_figure(plot_memory(twice_plan()), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

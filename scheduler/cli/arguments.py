@@ -55,7 +55,8 @@ def add_solving(command: argparse.ArgumentParser, time_limit: float, gap: float 
     command.add_argument(
         "--budget",
         required=True,
-        help='largest peak of the whole step: "8GiB", "8GB", bytes, or "60%%" of what saving everything adds',
+        help='largest peak of the whole step: "8GiB", "8GB", bytes, "60%%" of what saving everything adds, "min" or'
+        ' "min+10%%"; with a model also "auto", the free memory of its device',
     )
     add_solver(command)
     add_searching(command, time_limit, gap)
@@ -105,8 +106,9 @@ def add_files(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--plot",
-        metavar="SVG",
-        help="write one picture with a panel per graph; with FOLDER/, one picture per graph and one of solve times",
+        metavar="FILE",
+        help="write one picture with a panel per graph, as .svg, .png or .pdf; with FOLDER/, one SVG per graph and one"
+        " of solve times",
     )
 
 

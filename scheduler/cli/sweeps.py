@@ -47,7 +47,7 @@ def add_frontier(commands: Commands) -> None:
     )
     command.add_argument("graph", metavar="GRAPH", help=GRAPH)
     command.add_argument(
-        "--budgets", type=entries, help='such as "90%%,80%%,8GiB" (default: ten, from the smallest known peak up)'
+        "--budgets", type=entries, help='such as "90%%,min+10%%,8GiB" (default: ten, from the smallest known peak up)'
     )
     add_solver(command)
     add_searching(command, 60.0)
@@ -134,9 +134,12 @@ def _check_files(options: argparse.Namespace) -> None:
     if picture is not None:
         if importlib.util.find_spec("matplotlib") is None:
             raise MissingExtraError('--plot needs matplotlib: pip install "checkpoint-scheduler[plot]"')
+        from scheduler.plots.figures import figure_format
+
         if _is_folder(picture):
             Path(picture).mkdir(exist_ok=True)
             picture = os.path.join(picture, "solve_time.svg")
+        figure_format(picture)
     for path in (options.csv, options.table, picture):
         check_writable(path)
 

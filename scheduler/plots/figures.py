@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scheduler.errors import InvalidOptionError, MissingExtraError
-from scheduler.files import write_text
+from scheduler.files import write_bytes
 from scheduler.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 BLACK, GREY, LIGHT, SKY, BLUE = "#000000", "#888888", "#DDDDDD", "#56B4E9", "#0072B2"
 GREEN, ORANGE, VERMILLION, PURPLE = "#009E73", "#E69F00", "#D55E00", "#CC79A7"
 _MAX_LABEL_LENGTH = 28
+_METADATA: dict[str, dict[str, None]] = {
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""The formats of pictures, and what matplotlib would write into them that differs between equal figures."""
 
 
 def new_figure(height: float) -> Figure:
@@ -66,16 +73,36 @@ def shortened(name: str) -> str:
 
 
 def write_figure(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
-    """Write a figure, or the figure of some axes, as SVG.
+    """Write a figure, or the figure of some axes, in the format of the path's suffix: svg, png or pdf.
 
     Raises
     ------
+    InvalidOptionError
+        If the path has another suffix.
     OSError
         If the path cannot be written; an existing file is left as it was.
     """
     from matplotlib.figure import Figure
 
-    write_text(path, _svg(figure if isinstance(figure, Figure) else figure_of(figure)))
+    kind = figure_format(path)
+    write_bytes(path, _drawn(figure if isinstance(figure, Figure) else figure_of(figure), kind))
+
+
+def figure_format(path: str | os.PathLike[str]) -> str:
+    """Return the format of a picture from the suffix of its file.
+
+    Raises
+    ------
+    InvalidOptionError
+        If there is no such format.
+    """
+    kind = Path(path).suffix.removeprefix(".").lower()
+    if kind not in _METADATA:
+        known = ", ".join(f".{name}" for name in _METADATA)
+        raise InvalidOptionError(
+            f'cannot write a picture to "{path}": the suffix must be {known}, got "{Path(path).suffix}"'
+        )
+    return kind
 
 
 def closed_svg(figure: Figure) -> str:
@@ -83,17 +110,18 @@ def closed_svg(figure: Figure) -> str:
     from matplotlib import pyplot
 
     try:
-        return _svg(figure)
+        return _drawn(figure, "svg").decode("utf-8")
     finally:
         pyplot.close(figure)
 
 
-def _svg(figure: Figure) -> str:
+def _drawn(figure: Figure, kind: str) -> bytes:
+    """Return a figure as the content of a file, without dates, so that equal figures are equal files."""
     import matplotlib
 
-    text = io.StringIO()
+    content = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "scheduler"}), warnings.catch_warnings():
         # Text is kept as text, so it does not matter which glyphs the fonts of matplotlib have.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue()
+        figure.savefig(content, format=kind, metadata=_METADATA[kind])
+    return content.getvalue()
