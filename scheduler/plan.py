@@ -238,12 +238,15 @@ class Plan:
         """Return the claims, their proof, and what is saved and recomputed, as text."""
         unit, smallest = self.graph.time_unit, self.smallest_peak_bytes
         recomputed = {name: runs for name, runs in self.simulation.recomputed.items() if runs}
-        peak = f"{self._peak(self.peak_bytes)} instead of {format_bytes(self.baseline_peak_bytes)}"
+        peak = f"{self.peak_text(self.peak_bytes)} instead of {format_bytes(self.baseline_peak_bytes)}"
         rows = [
-            ("plan", f"{self.graph.name or 'without a name'}, {self.granularity}"),
+            (
+                "plan",
+                f"{self.graph.name or 'without a name'}, {self.granularity}: {len(self.graph.operations)} operations",
+            ),
             ("status", f"{self.status.name}: {self.status.value}"),
-            ("budget", self._peak(self.budget_bytes)),
-            ("resident", format_bytes(self.graph.resident_bytes)),
+            ("budget", self.peak_text(self.budget_bytes)),
+            ("resident", self.graph.resident_text()),
             ("peak", peak),
             ("time", f"{self.time:.6g} {unit}, overhead {format_percent(self.overhead, 4)}"),
             ("bound", f"{self.bound:.6g} {unit}, gap {format_percent(self.gap, 4)} in {self.search_space}"),
@@ -251,7 +254,7 @@ class Plan:
                 "global bound",
                 f"{self.global_bound:.6g} {unit}, gap {format_percent(self.global_gap, 4)} over all schedules",
             ),
-            *([] if smallest is None else [("smallest", f"{self._peak(smallest)} is the smallest peak known")]),
+            *([] if smallest is None else [("smallest", f"{self.peak_text(smallest)} is the smallest peak known")]),
             ("solver", f"{self.solver}, {self.solve_seconds:.3g} s"),
             ("saved", f"{format_bytes(self.simulation.saved_bytes)} in {len(self.saved)} tensors{_shown(self.saved)}"),
             (
@@ -261,7 +264,8 @@ class Plan:
         ]
         return text_table(rows)
 
-    def _peak(self, count: int) -> str:
+    def peak_text(self, count: int) -> str:
+        """Return a peak or a budget in bytes and in percent of what saving everything adds."""
         return format_peak(count, self.graph.resident_bytes, self.baseline_peak_bytes)
 
     def to_dict(self) -> dict[str, object]:

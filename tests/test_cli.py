@@ -46,9 +46,26 @@ def test_plan_show_and_verify_agree(graph_file: str, tmp_path: Path, capsys: pyt
 def test_the_answer_is_on_stdout_and_progress_on_stderr(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", graph_file, "--budget", "80%"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("status ")
+    assert printed.out.startswith("operations ")
+    assert "%)" in next(line for line in printed.out.splitlines() if line.startswith("budget_bytes "))
+    assert "smallest_peak_bytes" in printed.out
     assert "planning" in printed.err
     assert "planning" not in printed.out
+
+
+def test_a_factory_is_found_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "own_model.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(2, 1), (torch.ones(3, 2),), {}, torch.sum\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != ""])
+    assert main(["trace", "own_model:make", "--costs", "flops", "-o", "graph.json"]) == 0
+    assert "operations" in capsys.readouterr().out
+    assert main(["plan", "graph.json", "--budget", "min"]) == 0
+    assert capsys.readouterr().out.startswith("model ")
 
 
 def test_a_graph_comes_from_standard_input(graph_file: str) -> None:

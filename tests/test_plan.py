@@ -146,10 +146,10 @@ def test_a_plan_is_shown_in_one_line() -> None:
 def test_the_summary_of_a_plan_has_one_fact_per_line() -> None:
     # Saving everything adds 12 bytes to the 4 resident ones: 16 bytes are 100 %, 17 are 108.3 %.
     assert twice_plan().summary().splitlines() == [
-        "plan          uniform chain of 2, operations",
+        "plan          uniform chain of 2, operations: 5 operations",
         "status        FEASIBLE: fits, gap above 1e-6: use it, or allow more time to close the gap",
         "budget        17 B (108.3%)",
-        "resident      4 B",
+        "resident      4 B: activation 4 B",
         "peak          16 B (100.0%) instead of 16 B",
         "time          7 s, overhead 16.6667%",
         "bound         6 s, gap 14.2857% in any order",

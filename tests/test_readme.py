@@ -47,6 +47,7 @@ def recorded_cases(name: str) -> list[dict[str, str]]:
 def shape(text: str) -> list[str]:
     """What does not depend on the machine: numbers, padding and how far the proof came left out."""
     text = re.sub(r"(OPTIMAL|FEASIBLE) in (any|given) order", "STATUS", text)
+    text = re.sub(r"noise ±", "0% ±", text)
     text = re.sub(r"-?\+?[0-9.]+%?", "#", text)
     return [" ".join(line.split()) for line in text.splitlines()]
 

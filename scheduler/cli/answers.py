@@ -10,7 +10,7 @@ from collections.abc import Callable
 from scheduler.plan import Plan
 from scheduler.solution import Progress
 from scheduler.tables import text_table
-from scheduler.units import format_bytes, format_percent
+from scheduler.units import format_bytes, format_peak, format_percent
 
 DONE, PROVEN_NO, USAGE, NO_ANSWER = 0, 1, 2, 3
 """Exit codes."""
@@ -46,25 +46,32 @@ def print_answer(answer: dict[str, object], as_json: bool) -> None:
     if as_json:
         print(json.dumps(answer))
     else:
-        print(text_table([(key, _text(key, value)) for key, value in answer.items() if value is not None]))
+        print(text_table([(key, _text(key, value, answer)) for key, value in answer.items() if value is not None]))
 
 
-def _text(key: str, value: object) -> str:
+def _text(key: str, value: object, answer: dict[str, object]) -> str:
     if isinstance(value, float):
         return format_percent(value, 4) if key in ("overhead", "gap", "global_gap") else f"{value:.6g}"
     if key.endswith("_bytes") and isinstance(value, int):
-        return f"{value} ({format_bytes(value)})"
+        resident, everything = answer.get("resident_bytes"), answer.get("baseline_peak_bytes")
+        if key == "resident_bytes" or not isinstance(resident, int) or not isinstance(everything, int):
+            return f"{value} bytes, {format_bytes(value)}"
+        return f"{value} bytes, {format_peak(value, resident, everything)}"
     return str(value)
 
 
 def plan_facts(plan: Plan) -> dict[str, object]:
     """Return the facts that every command prints about a plan."""
     return {
+        "model": plan.graph.name or None,
+        "operations": len(plan.graph.operations),
         "status": plan.status.name,
         "search_space": plan.search_space,
         "budget_bytes": plan.budget_bytes,
         "peak_bytes": plan.peak_bytes,
         "baseline_peak_bytes": plan.baseline_peak_bytes,
+        "smallest_peak_bytes": plan.smallest_peak_bytes,
+        "resident_bytes": plan.graph.resident_bytes,
         "overhead": plan.overhead,
         "time": plan.time,
         "time_unit": plan.graph.time_unit,

@@ -49,7 +49,6 @@ def _show(options: argparse.Namespace) -> int:
     recomputed = {name: runs for name, runs in plan.simulation.recomputed.items() if runs}
     answer = {
         **plan_facts(plan),
-        "operations": len(plan.graph.operations),
         "actions": len(plan.schedule),
         "peak_operation": plan.simulation.peak_operation,
         "saved_bytes": plan.simulation.saved_bytes,

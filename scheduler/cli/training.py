@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -141,18 +143,19 @@ def _print_training(report: TrainingReport, output: str) -> None:
         ("live peak, with the plan", *_pair(report.predicted.live_bytes, report.measured.live_bytes)),
         ("allocator peak, without", *_pair(report.baseline.allocator_bytes, report.plain.allocator_bytes)),
         ("allocator peak, with", *_pair(report.predicted.allocator_bytes, report.measured.allocator_bytes)),
-        ("overhead in time", format_percent(plan.overhead), format_percent(report.measured_time_overhead)),
+        ("overhead in time", format_percent(plan.overhead), report.time_overhead_text),
         ("overhead in FLOPs", "", format_percent(report.measured_flop_overhead)),
     ]
-    print(
-        f"budget   {format_bytes(plan.budget_bytes)} ({plan.budget_bytes} bytes),"
-        f" of which {format_bytes(plan.graph.resident_bytes)} resident"
-    )
+    print(f"model    {plan.graph.name}: {len(plan.graph.operations)} operations")
+    print(f"resident {plan.graph.resident_text()}")
+    print(f"budget   {plan.peak_text(plan.budget_bytes)}, {plan.budget_bytes} bytes")
+    if plan.smallest_peak_bytes is not None:
+        print(f"smallest {plan.peak_text(plan.smallest_peak_bytes)} is the smallest peak known")
     gap = format_percent(plan.gap)
     print(f"proof    {plan.status.name} in {plan.search_space}: bound {_percent(plan.bound, plan)}, gap {gap}")
     print(f"plan     {output}\n")
     for name, predicted, measured in rows:
-        print(f"{name:<28}{predicted:>14}{measured:>14}")
+        print(f"{name:<28}{predicted:>14}{measured:>18}")
     if report.captured_time_overhead is not None and report.captured_step_is_slower:
         print(
             f"\nThe captured step itself takes {format_percent(report.captured_time_overhead)} more time than plain"
@@ -179,7 +182,9 @@ def add_max_batch(commands: Commands) -> None:
         commands, "max-batch", _max_batch, "find the largest batch that a model can train with within a budget"
     )
     add_model(batches, layers=False)
-    batches.add_argument("--budget", required=True, help='largest peak of the whole step: "8GiB", "8GB", or bytes')
+    batches.add_argument(
+        "--budget", required=True, help='largest peak of the whole step: "8GiB", "8GB", bytes, or "auto"'
+    )
     add_solver(batches)
     add_searching(batches, 60.0, TRAINING_GAP)
     batches.add_argument("--limit", type=positive, help="do not try larger batches than this")
@@ -231,5 +236,8 @@ def _max_batch(options: argparse.Namespace) -> int:
 
 
 def _require_torch() -> None:
+    """Raise an error without PyTorch, and let Python find modules in the working directory, as `python -m` does."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError('this command needs PyTorch: pip install "checkpoint-scheduler[torch]"')
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())

@@ -187,7 +187,7 @@ class Graph:
             ("graph", self.name or "without a name"),
             ("operations", f"{counts}, {alternatives} of them alternatives" if alternatives else counts),
             ("tensors", f"{len(self.tensors)} in {len(index.storage_bytes)} storages"),
-            ("resident", f"{format_bytes(self.resident_bytes)}{self._resident_by_role()}"),
+            ("resident", self.resident_text()),
             ("results", f"{format_bytes(result_bytes)} in {len(results)} storages"),
             ("time", f"{time:.6g} {self.time_unit} if nothing is recomputed"),
         ]
@@ -209,9 +209,10 @@ class Graph:
                 sizes[self.tensors[t].role] += members[storage]
         return sizes
 
-    def _resident_by_role(self) -> str:
+    def resident_text(self) -> str:
+        """Return the resident bytes as text, and how they are divided among the roles."""
         shown = ", ".join(f"{role} {format_bytes(size)}" for role, size in self.resident_bytes_by_role().items())
-        return f": {shown}" if shown else ""
+        return format_bytes(self.resident_bytes) + (f": {shown}" if shown else "")
 
     def to_dict(self) -> dict[str, object]:
         """Return the graph as plain JSON data; `from_dict` reads it back."""

@@ -26,11 +26,14 @@ from scheduler.pytorch.measurement.memory import measure, measure_times, residen
 from scheduler.pytorch.models.catalog import LayeredCase, ModelCase
 from scheduler.pytorch.tracing import trace
 from scheduler.simulator import Simulation, simulate
+from scheduler.units import format_percent
 
 LEARNING_RATE = 1e-3
 
 _SMALLEST_DIFFERENCE = 0.02
 """Smaller differences in time count as noise."""
+_TIMED_STEPS = 5
+"""Timed runs of each step."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,9 @@ class TrainingReport:
         The same for the captured step that saves everything: what capturing costs before
         anything is recomputed. None for layers, which are not captured.
     time_noise : float
-        How far the times of plain eager PyTorch scatter: the ratio of their median to the
-        shortest, minus 1.
+        How far the times of repeated runs scatter: the ratio of their median to the shortest,
+        minus 1, of the step with the plan or without, whichever is more. Smaller differences in
+        time, and negative ones, are noise.
     losses, plain_losses : tuple of float
         The loss of each step, with the plan and in plain PyTorch.
     verification : Verification
@@ -95,6 +99,14 @@ class TrainingReport:
         """Whether the captured step takes longer than plain PyTorch by more than noise."""
         noise = max(self.time_noise, _SMALLEST_DIFFERENCE)
         return self.captured_time_overhead is not None and self.captured_time_overhead > noise
+
+    @property
+    def time_overhead_text(self) -> str:
+        """The measured overhead in time with its noise, or the noise alone where it is larger."""
+        overhead, noise = self.measured_time_overhead, self.time_noise
+        if overhead <= noise:
+            return f"noise ±{format_percent(max(noise, abs(overhead)))}"
+        return f"{format_percent(overhead)} ±{format_percent(noise)}"
 
     def to_dict(self, path: str) -> dict[str, object]:
         """Return the report as plain JSON data; `path` is where the plan was saved."""
@@ -172,8 +184,10 @@ def compare_training(
     plain_step = training_step(plain, case.args, case.kwargs, loss=case.loss)
     planned_step = training_step(planned, case.args, case.kwargs)
     measured_plain = measure(plain_step, resident=_resident(plain, case), repeats=1)
-    measured = measure(planned_step, resident=_resident(module, case), repeats=3, baseline=plain_step)
-    captured_overhead, noise = _captured_overhead(plan, case, plain_step)
+    measured = measure(planned_step, resident=_resident(module, case), repeats=1)
+    times = _measured_times(plan, case, plain_step, planned_step)
+    shortest = {name: min(found) for name, found in times.items()}
+    noise = max(statistics.median(times[name]) / shortest[name] - 1 for name in ("plain", "planned"))
     # In a chain, the workspace of a layer is live storages inside the layer, without those of operators.
     with_workspaces = granularity == "operations" and costs != "flops"
     return TrainingReport(
@@ -183,8 +197,8 @@ def compare_training(
         baseline=_predicted(simulate(plan.graph, save_everything(plan.graph)), with_workspaces),
         plain=Peaks(measured_plain.live_peak_bytes, measured_plain.allocator_peak_bytes),
         measured_flop_overhead=measured.flops / measured_plain.flops - 1 if measured_plain.flops else 0.0,
-        measured_time_overhead=measured.overhead or 0.0,
-        captured_time_overhead=captured_overhead,
+        measured_time_overhead=shortest["planned"] / shortest["plain"] - 1,
+        captured_time_overhead=shortest["captured"] / shortest["plain"] - 1 if "captured" in times else None,
         time_noise=noise,
         losses=losses,
         plain_losses=plain_losses,
@@ -192,17 +206,16 @@ def compare_training(
     )
 
 
-def _captured_overhead(plan: Plan, case: ModelCase, plain_step: Callable[[], object]) -> tuple[float | None, float]:
-    """Return the time of the captured step that saves everything, over plain PyTorch, and the noise of the latter."""
-    steps = {"plain": plain_step}
+def _measured_times(
+    plan: Plan, case: ModelCase, plain_step: Callable[[], object], planned_step: Callable[[], object]
+) -> dict[str, list[float]]:
+    """Return the times of repeated steps: plain, planned, and captured but saving everything."""
+    steps = {"plain": plain_step, "planned": planned_step}
     if not isinstance(case, LayeredCase):
         everything = make_plan(plan.graph, "100%", solver="save-all")
         module = checkpointed(copy.deepcopy(case.module), everything, case.args, case.kwargs, loss=case.loss)
         steps["captured"] = training_step(module, case.args, case.kwargs)
-    times = measure_times(steps, 5)
-    plain = min(times["plain"])
-    captured = min(times["captured"]) / plain - 1 if "captured" in times else None
-    return captured, statistics.median(times["plain"]) / plain - 1
+    return measure_times(steps, _TIMED_STEPS)
 
 
 def _graph_of(case: ModelCase, costs: Costs, progress: Callable[[str], None], tracing: Progress) -> Graph | Chain:

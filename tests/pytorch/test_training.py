@@ -14,11 +14,15 @@ def test_a_captured_step_slower_than_plain_by_more_than_noise_is_reported():
     assert replace(report, captured_time_overhead=0.2, time_noise=0.1).captured_step_is_slower
     assert not replace(report, captured_time_overhead=0.2, time_noise=0.3).captured_step_is_slower
     assert not replace(report, captured_time_overhead=-0.2, time_noise=0.0).captured_step_is_slower
+    slower = replace(report, measured_time_overhead=0.2, time_noise=0.05)
+    assert slower.time_overhead_text == "20.00% ±5.00%"
+    assert replace(slower, time_noise=0.3).time_overhead_text == "noise ±30.00%"
+    assert replace(slower, measured_time_overhead=-0.59).time_overhead_text == "noise ±59.00%"
     assert report.to_dict("plan.json")["captured_time_overhead"] == report.captured_time_overhead
 
 
 def test_layers_have_no_captured_step():
     case = make_model("convnet", **SMALL["convnet"])
-    report = compare_training(case, "90%", steps=1, granularity="layers")
+    report = compare_training(case, "min", steps=1, granularity="layers")
     assert report.captured_time_overhead is None
     assert not report.captured_step_is_slower
