@@ -156,13 +156,13 @@ def decode_decisions(graph, decision, decision_at_first, most_runs):  # type: ig
     return d.runs, d.step_of, d.counts[_RUNS] if done else -1
 
 
-@compiled()
+@compiled(inner=True)
 def _push(d, tensor):  # type: ignore[no-untyped-def]
     d.stack[d.counts[_HEIGHT]] = tensor
     d.counts[_HEIGHT] += 1
 
 
-@compiled()
+@compiled(inner=True)
 def _append(d, i, step):  # type: ignore[no-untyped-def]
     """Append a run; return False if there are too many."""
     count = d.counts[_RUNS]
@@ -174,7 +174,7 @@ def _append(d, i, step):  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled()
+@compiled(inner=True)
 def _recompute_wanted(graph, d, step):  # type: ignore[no-untyped-def]
     """Run what the tensors on the stack need; return False if there are too many runs."""
     while d.counts[_HEIGHT] > 0:
@@ -203,7 +203,7 @@ def _recompute_wanted(graph, d, step):  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled()
+@compiled(inner=True)
 def _open_gaps(graph, d, i, decision, decision_at_first):  # type: ignore[no-untyped-def]
     """Apply the decisions after a step: drop what its gap says to drop, and open the gaps of its tensors."""
     for k in range(d.counts[_RECOMPUTED]):
@@ -244,7 +244,7 @@ def profile_runs(graph, runs):  # type: ignore[no-untyped-def]
     return memory, ends
 
 
-@compiled()
+@compiled(inner=True)
 def _last_needs(graph, runs):  # type: ignore[no-untyped-def]
     """Return the position of the last run that needs each output; the number of runs for results."""
     tensors, count = graph.storage.shape[0], runs.shape[0]
@@ -271,7 +271,7 @@ def _last_needs(graph, runs):  # type: ignore[no-untyped-def]
     return ends
 
 
-@compiled()
+@compiled(inner=True)
 def _instances(graph, runs, ends):  # type: ignore[no-untyped-def]
     """Return the first run, the last run and the storage of each instance, and the number of instances."""
     total = ends.shape[0]

@@ -32,7 +32,7 @@ _register: Any = event.register
 _register("numba:compile", _PauseClock())
 
 
-def compiled(**options: bool) -> Callable[[Function], Function]:
+def compiled(*, inner: bool = False, **options: bool) -> Callable[[Function], Function]:
     """Return a decorator that compiles a kernel on its first call, or takes it from numba's cache.
 
     A kernel is compiled again if its file has changed, or a kernel that it calls in any file, or
@@ -43,9 +43,14 @@ def compiled(**options: bool) -> Callable[[Function], Function]:
 
     Parameters
     ----------
+    inner : bool
+        Only kernels call this one. Without the wrapper for calls from Python it compiles in half
+        the time; such a call would end the process.
     **options : bool
         As for `numba.njit`.
     """
+    if inner:
+        options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
     njit: Any = numba.njit
     cache_of: Any = FunctionCache

@@ -17,6 +17,7 @@ from scheduler.solvers.anneal.state import (
     SEEN,
     STALE,
     WEIGHT,
+    inner_kernel,
     kernel,
 )
 
@@ -58,7 +59,7 @@ def anneal(m, s, moves, hot, cold, free):  # type: ignore[no-untyped-def]
         _keep(s)
 
 
-@kernel
+@inner_kernel
 def _adapt_weight(m, s):  # type: ignore[no-untyped-def]
     """Adapt the weight so that about half of the states fit."""
     if s.counts[AREA] == 0:
@@ -71,7 +72,7 @@ def _adapt_weight(m, s):  # type: ignore[no-untyped-def]
         s.counts[FITTING] = s.counts[SEEN] = 0
 
 
-@kernel
+@inner_kernel
 def _keep(s):  # type: ignore[no-untyped-def]
     for slot in range(s.run.shape[0]):
         s.kept_run[slot] = s.run[slot]
@@ -80,7 +81,7 @@ def _keep(s):  # type: ignore[no-untyped-def]
     s.counts[KEPT] += 1
 
 
-@kernel
+@inner_kernel
 def _copy_before(s, log):  # type: ignore[no-untyped-def]
     """Keep the sequence from before the logged move, which leaves the best state."""
     _keep(s)

@@ -18,11 +18,12 @@ from scheduler.solvers.anneal.state import (
     LAST_FORWARD,
     LOG,
     LOOSE,
+    inner_kernel,
     kernel,
 )
 
 
-@kernel
+@inner_kernel
 def _refresh_block(s, block):  # type: ignore[no-untyped-def]
     """Recompute a block's highest memory and its area over budget."""
     first = block * BLOCK
@@ -33,7 +34,7 @@ def _refresh_block(s, block):  # type: ignore[no-untyped-def]
     _refresh_area(s, block)
 
 
-@kernel
+@inner_kernel
 def _refresh_area(s, block):  # type: ignore[no-untyped-def]
     over = np.int64(0)
     if s.highest[block] + s.pending[block] > 0:
@@ -44,7 +45,7 @@ def _refresh_area(s, block):  # type: ignore[no-untyped-def]
     s.area[block] = over
 
 
-@kernel
+@inner_kernel
 def _add(s, first, stop, amount):  # type: ignore[no-untyped-def]
     """Add to the memory of slots first .. stop - 1."""
     if first >= stop or amount == 0:
@@ -67,7 +68,7 @@ def _add(s, first, stop, amount):  # type: ignore[no-untyped-def]
     _refresh_block(s, high)
 
 
-@kernel
+@inner_kernel
 def serving(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     """Return the last slot before this one that produces a tensor, and its group there; -1 for none."""
     best, group = -1, 0
@@ -82,7 +83,7 @@ def serving(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     return best, group
 
 
-@kernel
+@inner_kernel
 def last_read(m, s, tensor, after, before):  # type: ignore[no-untyped-def]
     """Return the last slot strictly between two slots that reads a tensor, or the first of the two."""
     best = after
@@ -96,7 +97,7 @@ def last_read(m, s, tensor, after, before):  # type: ignore[no-untyped-def]
     return best
 
 
-@kernel
+@inner_kernel
 def _next_run(s, ops, slot):  # type: ignore[no-untyped-def]
     """Return the first slot after this one that runs any of these operations; the number of slots for none."""
     best = s.run.shape[0]
@@ -108,19 +109,19 @@ def _next_run(s, ops, slot):  # type: ignore[no-untyped-def]
     return best
 
 
-@kernel
+@inner_kernel
 def next_production(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     """Return the first slot after this one that produces a tensor; the number of slots for none."""
     return _next_run(s, m.producers[m.producer_start[tensor] : m.producer_start[tensor + 1]], slot)
 
 
-@kernel
+@inner_kernel
 def next_read(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     """Return the first slot after this one that reads a tensor; the number of slots for none."""
     return _next_run(s, m.readers[m.reader_start[tensor] : m.reader_start[tensor + 1]], slot)
 
 
-@kernel
+@inner_kernel
 def end_of(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     """Return the last slot that needs the tensor produced at a slot."""
     following = next_production(m, s, tensor, slot)
@@ -129,7 +130,7 @@ def end_of(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     return last_read(m, s, tensor, slot, following)
 
 
-@kernel
+@inner_kernel
 def _refresh_instance(m, s, slot, group):  # type: ignore[no-untyped-def]
     """Recompute an instance's end, and move its bytes."""
     op = s.run[slot]
@@ -146,7 +147,7 @@ def _refresh_instance(m, s, slot, group):  # type: ignore[no-untyped-def]
     s.end[slot, group] = end
 
 
-@kernel
+@inner_kernel
 def insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
     """Insert a run into an empty slot; its inputs must be available there."""
     s.run[slot] = op
@@ -179,7 +180,7 @@ def insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
         s.counts[LOOSE] += 1
 
 
-@kernel
+@inner_kernel
 def remove(m, s, slot):  # type: ignore[no-untyped-def]
     """Remove the run of a slot."""
     op = s.run[slot]
@@ -232,7 +233,7 @@ def load(m, s, ops, fixed, slots):  # type: ignore[no-untyped-def]
     _find_phases(m, s)
 
 
-@kernel
+@inner_kernel
 def _find_phases(m, s):  # type: ignore[no-untyped-def]
     """Find the last first run of the forward phase and the first run of the backward phase."""
     slots = s.run.shape[0]

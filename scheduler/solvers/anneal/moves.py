@@ -18,7 +18,7 @@ from scheduler.solvers.anneal.state import (
     REMOVED,
     REMOVED_FIXED,
     RESERVED,
-    kernel,
+    inner_kernel,
 )
 
 DIRECTED_SHARE = 0.7
@@ -29,7 +29,7 @@ INSERTION_SHARE, INSERTION_SHARE_OVER_BUDGET, SHIFT_SHARE = 0.25, 0.55, 0.25
 """Shares of insertions if the state fits and if it is over budget, and of shifts; all other moves are drops."""
 
 
-@kernel
+@inner_kernel
 def change(m, s, limit):  # type: ignore[no-untyped-def]
     """Insert, drop or shift a recomputation; insert more often where memory is over budget."""
     kind = draw(s)
@@ -40,7 +40,7 @@ def change(m, s, limit):  # type: ignore[no-untyped-def]
     return _shift(m, s)
 
 
-@kernel
+@inner_kernel
 def _insert_recomputation(m, s, limit):  # type: ignore[no-untyped-def]
     """Insert a recomputation of a random input before a random reader, and of its inputs, recursively."""
     tensor, low, reader = _gap_over(m, s) if s.counts[AREA] > 0 and draw(s) < DIRECTED_SHARE else _any_gap(m, s)
@@ -65,7 +65,7 @@ def _insert_recomputation(m, s, limit):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel
+@inner_kernel
 def _link_inputs(m, s, eager):  # type: ignore[no-untyped-def]
     """Link recomputations of missing inputs to the first link, recursively; return their number and feasibility."""
     links, done = 1, 0
@@ -92,7 +92,7 @@ def _link_inputs(m, s, eager):  # type: ignore[no-untyped-def]
     return links, True
 
 
-@kernel
+@inner_kernel
 def _is_linked(s, links, op, slot):  # type: ignore[no-untyped-def]
     """Return whether a link runs an operation before a slot."""
     linked = False
@@ -101,7 +101,7 @@ def _is_linked(s, links, op, slot):  # type: ignore[no-untyped-def]
     return linked
 
 
-@kernel
+@inner_kernel
 def _sort_links(s, links):  # type: ignore[no-untyped-def]
     """Sort the links by their slots, so that inputs are inserted before their readers."""
     for i in range(1, links):
@@ -113,7 +113,7 @@ def _sort_links(s, links):  # type: ignore[no-untyped-def]
         s.links[k, 0], s.links[k, 1] = op, slot
 
 
-@kernel
+@inner_kernel
 def _drop(m, s):  # type: ignore[no-untyped-def]
     """Remove a recomputation, and the recomputed inputs that nothing else reads."""
     if s.counts[LOOSE] == 0:
@@ -139,7 +139,7 @@ def _drop(m, s):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel
+@inner_kernel
 def _shift(m, s):  # type: ignore[no-untyped-def]
     """Move a recomputation to another slot between the previous production and its first reader."""
     if s.counts[LOOSE] == 0:
@@ -165,7 +165,7 @@ def _shift(m, s):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel
+@inner_kernel
 def shift_first(m, s):  # type: ignore[no-untyped-def]
     """Move a first run to another slot between the first productions of its inputs and its first reader."""
     op = s.firsts[_pick(s, s.counts[FIRSTS])]
@@ -195,7 +195,7 @@ def shift_first(m, s):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel
+@inner_kernel
 def undo(m, s):  # type: ignore[no-untyped-def]
     """Undo the logged move."""
     for place in range(s.counts[LOG] - 1, -1, -1):
@@ -207,7 +207,7 @@ def undo(m, s):  # type: ignore[no-untyped-def]
     s.counts[LOG] = 0
 
 
-@kernel
+@inner_kernel
 def update_phases(m, s):  # type: ignore[no-untyped-def]
     """Update the borders of the phases after a first run has moved."""
     old, new = s.log[0, 1], s.log[1, 1]
@@ -228,7 +228,7 @@ def update_phases(m, s):  # type: ignore[no-untyped-def]
         s.counts[LAST_FORWARD] = old
 
 
-@kernel
+@inner_kernel
 def _any_gap(m, s):  # type: ignore[no-untyped-def]
     """Return a random input of a random run, the slot of its previous use or production, and the run's slot."""
     firsts = s.counts[FIRSTS]
@@ -243,7 +243,7 @@ def _any_gap(m, s):  # type: ignore[no-untyped-def]
     return tensor, last_read(m, s, tensor, source, reader), reader
 
 
-@kernel
+@inner_kernel
 def _gap_over(m, s):  # type: ignore[no-untyped-def]
     """Return a tensor that is live across a slot over budget, that slot, and the next slot that reads it."""
     over = _slot_over(s)
@@ -262,7 +262,7 @@ def _gap_over(m, s):  # type: ignore[no-untyped-def]
     return -1, 0, 0
 
 
-@kernel
+@inner_kernel
 def _slot_over(s):  # type: ignore[no-untyped-def]
     """Return a random slot over budget; there must be one."""
     blocks = s.area.shape[0]
@@ -275,7 +275,7 @@ def _slot_over(s):  # type: ignore[no-untyped-def]
     return block * BLOCK + place
 
 
-@kernel
+@inner_kernel
 def _is_needed(m, s, slot):  # type: ignore[no-untyped-def]
     """Return whether no earlier run could serve the readers of the run of a slot."""
     op = s.run[slot]
@@ -287,7 +287,7 @@ def _is_needed(m, s, slot):  # type: ignore[no-untyped-def]
     return False
 
 
-@kernel
+@inner_kernel
 def _is_useless(m, s, slot):  # type: ignore[no-untyped-def]
     """Return whether nothing reads the outputs of the run of a slot."""
     op = s.run[slot]
@@ -297,7 +297,7 @@ def _is_useless(m, s, slot):  # type: ignore[no-untyped-def]
     return end == slot
 
 
-@kernel
+@inner_kernel
 def _empty_slot(s, low, high, near):  # type: ignore[no-untyped-def]
     """Return an empty slot strictly between two slots: the last one or a random one; -1 if none is found."""
     if high - low < 2:
@@ -309,7 +309,7 @@ def _empty_slot(s, low, high, near):  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel
+@inner_kernel
 def _near_or_far(s, slot, low, high):  # type: ignore[no-untyped-def]
     """Return an empty slot strictly between two slots, half of the time near a given slot; -1 if none is found."""
     if draw(s) < 0.5:
@@ -318,27 +318,27 @@ def _near_or_far(s, slot, low, high):  # type: ignore[no-untyped-def]
     return _empty_slot(s, low, high, False)
 
 
-@kernel
+@inner_kernel
 def _do_insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
     insert(m, s, op, slot, fixed)
     _note(s, op, slot, INSERTED)
 
 
-@kernel
+@inner_kernel
 def _do_remove(m, s, slot):  # type: ignore[no-untyped-def]
     op, fixed = s.run[slot], s.fixed[slot]
     remove(m, s, slot)
     _note(s, op, slot, REMOVED_FIXED if fixed else REMOVED)
 
 
-@kernel
+@inner_kernel
 def _note(s, op, slot, kind):  # type: ignore[no-untyped-def]
     place = s.counts[LOG]
     s.log[place, 0], s.log[place, 1], s.log[place, 2] = op, slot, kind
     s.counts[LOG] = place + 1
 
 
-@kernel
+@inner_kernel
 def draw(s):  # type: ignore[no-untyped-def]
     """Return a random number in [0, 1), from the walker's own xorshift64* generator."""
     x = s.random[0]
@@ -349,7 +349,7 @@ def draw(s):  # type: ignore[no-untyped-def]
     return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) * 1.1102230246251565e-16
 
 
-@kernel
+@inner_kernel
 def _pick(s, count):  # type: ignore[no-untyped-def]
     """Return a random integer in [0, count)."""
     return min(int(draw(s) * count), count - 1)

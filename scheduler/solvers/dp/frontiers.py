@@ -95,7 +95,7 @@ class Slots(NamedTuple):
     cap: int
 
 
-@compiled()
+@compiled(inner=True)
 def least_time(frontiers: Frontiers, s: int, m: int) -> int:
     """Return the least time of a state within m bytes; -1 if there is none."""
     points, start = frontiers.points, frontiers.start[s]
@@ -109,13 +109,13 @@ def least_time(frontiers: Frontiers, s: int, m: int) -> int:
     return points[1, low - 1] if low > start else -1
 
 
-@compiled()
+@compiled(inner=True)
 def is_useful(m: int, t: int, slots: Slots, bound: Ints) -> bool:
     """Return whether a point fits and may beat the bound of its slot."""
     return m <= slots.cap and t < bound[min(len(bound) - 1, int((m + slots.offset) * slots.per_byte))]
 
 
-@compiled()
+@compiled(inner=True)
 def add_point(m: int, t: int, slots: Slots, bound: Ints, buffer: Ints, total: int) -> int:
     """Add a point that may beat the bounds, and lower them; return the number of points."""
     buffer[0, total], buffer[1, total] = m, t
@@ -126,7 +126,7 @@ def add_point(m: int, t: int, slots: Slots, bound: Ints, buffer: Ints, total: in
     return total + 1
 
 
-@compiled()
+@compiled(inner=True)
 def fill_bounds(
     arrays: ChainArrays, states: ChainStates, s: int, cap: int, pruning: Pruning, frontiers: Frontiers, bound: Ints
 ) -> Slots:
@@ -155,7 +155,7 @@ def fill_bounds(
     return Slots(unit, 0, (1.0 - 1e-12) / unit, cap)
 
 
-@compiled()
+@compiled(inner=True)
 def add_saving(
     arrays: ChainArrays,
     states: ChainStates,
@@ -186,7 +186,7 @@ def add_saving(
     return buffer, total
 
 
-@compiled()
+@compiled(inner=True)
 def add_split(
     points: Ints,
     right: tuple[int, int, int],
@@ -225,7 +225,7 @@ def add_split(
             m_left = points[0, k] + shift_left
 
 
-@compiled()
+@compiled(inner=True)
 def stride_over(length: int) -> int:
     """Return a stride that visits all of 0..length-1 in turn, far apart: good splits come early."""
     stride = max(1, int(0.618 * length))
@@ -239,7 +239,7 @@ def stride_over(length: int) -> int:
     return stride
 
 
-@compiled()
+@compiled(inner=True)
 def add_splits(
     arrays: ChainArrays,
     states: ChainStates,
@@ -276,7 +276,7 @@ def add_splits(
     return buffer, total
 
 
-@compiled()
+@compiled(inner=True)
 def sort_useful(buffer: Ints, total: int, slots: Slots, last: int, ends: Ints, order: Ints) -> int:
     """Fill `order` with the points by bytes, without the dominated ones; return how many remain.
 

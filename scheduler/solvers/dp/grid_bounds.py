@@ -103,19 +103,19 @@ def sweep_bounds(arrays: ChainArrays) -> SweepBounds:
     return SweepBounds(need, time)
 
 
-@compiled()
+@compiled(inner=True)
 def in_slots(amount: int, unit: int, rounding: int) -> int:
     """Return an amount of bytes in slots: rounded up if `rounding` is unit - 1, to the nearest if unit // 2."""
     return (amount + rounding) // unit
 
 
-@compiled()
+@compiled(inner=True)
 def in_quanta(time: int, quantum: int) -> np.float32:
     """Return a time in quanta, rounded down."""
     return min(INFINITE, np.float32(time // quantum))
 
 
-@compiled()
+@compiled(inner=True)
 def no_steps(arrays: ChainArrays) -> Steps:
     """Return space for the steps of any state."""
     most = len(arrays.output_bytes) + len(arrays.extra_time)
@@ -123,7 +123,7 @@ def no_steps(arrays: ChainArrays) -> Steps:
     return Steps(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], np.empty(most, np.float32))
 
 
-@compiled()
+@compiled(inner=True)
 def list_steps(
     arrays: ChainArrays,
     states: ChainStates,
@@ -277,14 +277,14 @@ def fill_least_bytes(
         need_of[s] = least
 
 
-@compiled()
+@compiled(inner=True)
 def entry(grid: Grid, s: int, free: int, caution: int) -> np.float32:
     """Return the entry of a state with that many free bytes, `caution` slots lower; beyond its end, the last one."""
     row, slot = grid.rows[s], (free + grid.offsets[s]) // grid.unit - caution
     return INFINITE if row < 0 else grid.table[row, max(0, min(slot, grid.table.shape[1] - 1))]
 
 
-@compiled()
+@compiled(inner=True)
 def best_saving(
     arrays: ChainArrays, states: ChainStates, grid: Grid, need_of: Ints, caution: int, a: int, b: int, h: int, m: int
 ) -> tuple[np.float32, int]:
@@ -305,7 +305,7 @@ def best_saving(
     return best, choice
 
 
-@compiled()
+@compiled(inner=True)
 def best_split(
     arrays: ChainArrays,
     states: ChainStates,

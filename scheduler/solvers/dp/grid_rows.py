@@ -13,7 +13,7 @@ from scheduler.solvers.jit import compiled
 Floats = npt.NDArray[np.float32]
 
 
-@compiled()
+@compiled(inner=True)
 def lower_row(row: Floats, part: Floats, cost: np.float32) -> None:
     """Lower a row to another one plus a cost; a function of its own so that it compiles to vector instructions."""
     for k in range(len(row)):
@@ -21,7 +21,7 @@ def lower_row(row: Floats, part: Floats, cost: np.float32) -> None:
         row[k] = value if value < row[k] else row[k]
 
 
-@compiled()
+@compiled(inner=True)
 def lower_row_by_two(row: Floats, part: Floats, other: Floats, cost: np.float32) -> None:
     """Lower a row to the sum of two plus a cost."""
     for k in range(len(row)):
@@ -29,7 +29,7 @@ def lower_row_by_two(row: Floats, part: Floats, other: Floats, cost: np.float32)
         row[k] = value if value < row[k] else row[k]
 
 
-@compiled()
+@compiled(inner=True)
 def lower(own: Floats, part: Floats, low: int, shift: int, cost: np.float32) -> None:
     """Lower a row from slot `low` on to another one shifted; beyond its end that one has its last entry."""
     slots = len(own) - 1
@@ -40,7 +40,7 @@ def lower(own: Floats, part: Floats, low: int, shift: int, cost: np.float32) -> 
         own[k] = min(own[k], part[slots] + cost)
 
 
-@compiled()
+@compiled(inner=True)
 def lower_by_two(
     own: Floats, part: Floats, other: Floats, low: int, shift: int, other_shift: int, cost: np.float32
 ) -> None:
@@ -54,7 +54,7 @@ def lower_by_two(
         own[k] = min(own[k], part[min(slots, k + shift)] + other[min(slots, k + other_shift)] + cost)
 
 
-@compiled()
+@compiled(inner=True)
 def push(part: Floats, own: Floats, low: int, highest: int, shift: int, cost: np.float32) -> None:
     """Lower a shifted row to the slots low..highest of another one."""
     slots = len(own) - 1
@@ -65,7 +65,7 @@ def push(part: Floats, own: Floats, low: int, highest: int, shift: int, cost: np
         part[slots] = min(part[slots], own[k] + cost)
 
 
-@compiled()
+@compiled(inner=True)
 def push_by_two(
     part: Floats, own: Floats, other: Floats, low: int, highest: int, shift: int, other_shift: int, cost: np.float32
 ) -> None:
@@ -80,7 +80,7 @@ def push_by_two(
         part[to] = min(part[to], own[k] + other[min(slots, k + other_shift)] + cost)
 
 
-@compiled()
+@compiled(inner=True)
 def first_at_most(row: Floats, low: int, value: np.float32) -> int:
     """Return the first slot from `low` on at which a descending row is at most a value; its length if none is."""
     end = len(row)
@@ -95,7 +95,7 @@ def first_at_most(row: Floats, low: int, value: np.float32) -> int:
     return end
 
 
-@compiled()
+@compiled(inner=True)
 def useful_slots(around: Floats, inside: Floats, limit: int) -> tuple[int, int]:
     """Return the first and the last slot at which two rows sum to at most a limit; the last is -1 if there is none."""
     lowest, highest = len(around), -1

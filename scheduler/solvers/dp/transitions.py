@@ -41,7 +41,7 @@ class Sweeps(NamedTuple):
     reach: int
 
 
-@compiled()
+@compiled(inner=True)
 def state_after_saving(arrays: ChainArrays, states: ChainStates, a: int, b: int) -> int:
     """Return the state of layers a + 1..b while layer a is saved: x_(a+1) is held if a keeps its output."""
     number: int = states.numbers[1 if arrays.keeps_output[a] else 0, a + 1, b]
@@ -69,7 +69,7 @@ def saving_limits(arrays: ChainArrays, a: int, b: int, h: int, mode: int) -> tup
     return need, x[a + 1] + saved - freed
 
 
-@compiled()
+@compiled(inner=True)
 def sweep_scratch(arrays: ChainArrays) -> tuple[Ints, Ints]:
     """Return two arrays (2, points): the frontier of the empty sweep, and scratch space for `extend_sweep`."""
     ways = len(arrays.way_bytes) + 1
@@ -78,7 +78,7 @@ def sweep_scratch(arrays: ChainArrays) -> tuple[Ints, Ints]:
     return sweep, spare
 
 
-@compiled()
+@compiled(inner=True)
 def extend_sweep(arrays: ChainArrays, a: int, i: int, sweep: Ints, count: int, spare: Ints) -> int:
     """Extend the frontier of the sweep from x_a over a..i-1 by layer i in place; return its number of points."""
     x, way_bytes, way_time = arrays.output_bytes, arrays.way_bytes, arrays.way_time
@@ -111,27 +111,35 @@ def extend_sweep(arrays: ChainArrays, a: int, i: int, sweep: Ints, count: int, s
             k += 1
         else:
             way += 1
-    sweep[:, :total] = spare[:, :total]
+    copy_points(spare, total, sweep, 0)
     return total
 
 
-@compiled()
+@compiled(inner=True)
+def copy_points(source: Ints, count: int, target: Ints, at: int) -> None:
+    """Copy the first points of a frontier; an assignment of slices takes seconds longer to compile."""
+    for k in range(count):
+        target[0, at + k] = source[0, k]
+        target[1, at + k] = source[1, k]
+
+
+@compiled(inner=True)
 def grown(points: Ints, needed: int) -> Ints:
     """Return the points, or a copy with space for twice as many as needed if they do not fit."""
     if needed <= points.shape[1]:
         return points
     larger = np.empty((2, 2 * needed), np.int64)
-    larger[:, : points.shape[1]] = points
+    copy_points(points, points.shape[1], larger, 0)
     return larger
 
 
-@compiled()
+@compiled(inner=True)
 def no_sweeps(arrays: ChainArrays) -> Sweeps:
     """Return the frontiers of no sweep, with space for `sweeps_from`."""
     return Sweeps(np.empty((2, 1024), np.int64), np.empty(len(arrays.output_bytes) + 1, np.int64), 0)
 
 
-@compiled()
+@compiled(inner=True)
 def sweeps_from(arrays: ChainArrays, a: int, b: int, cap: int, scratch: Sweeps) -> Sweeps:
     """Return the frontiers of all sweeps from x_a that fit, to x_b at most; they overwrite `scratch`."""
     points, ends = scratch.points, scratch.ends
@@ -144,7 +152,7 @@ def sweeps_from(arrays: ChainArrays, a: int, b: int, cap: int, scratch: Sweeps) 
             break
         used = ends[reach]
         points = grown(points, used + count)
-        points[:, used : used + count] = sweep[:, :count]
+        copy_points(sweep, count, points, used)
         reach += 1
         ends[reach] = used + count
     return Sweeps(points, ends, reach)
