@@ -104,7 +104,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     return policy.best.proposal()
 
 
-class _Incumbent:
+class Incumbent:
     """The best schedule so far and all proven bounds; safe to update from several threads.
 
     Attributes
@@ -132,6 +132,7 @@ class _Incumbent:
         self.search_space = "input order"
         self.time = math.inf
         self.bounds: dict[str, float] = {}
+        self._fastest: dict[str, tuple[float, Schedule]] = {}
         self.global_bound = 0.0
         self.infeasible = False
         self.messages: list[str] = []
@@ -141,8 +142,7 @@ class _Incumbent:
     @property
     def is_optimal(self) -> bool:
         """Whether the schedule is proven optimal in its own search space, or within the problem's gap."""
-        bound = max(self.bounds.get(self.search_space, 0.0), self.global_bound, self.problem.least_time)
-        return is_close_enough(self.problem, self.time, bound)
+        return is_close_enough(self.problem, self.time, self._bound(self.search_space))
 
     @property
     def is_final(self) -> bool:
@@ -160,6 +160,7 @@ class _Incumbent:
             self.global_bound = max(self.global_bound, proposal.global_bound)
             self.infeasible = self.infeasible or proposal.infeasible
             self.offer(proposal.schedule, space)
+            self._choose()
 
     def annotate(self, proposal: Proposal) -> None:
         """Take over the messages and the cuts of a finished solver."""
@@ -168,7 +169,7 @@ class _Incumbent:
             self.cuts = max(self.cuts, proposal.cuts, key=len)
 
     def offer(self, schedule: Schedule | None, space: str = "input order") -> None:
-        """Simulate a schedule, and keep it if it fits and is faster."""
+        """Simulate a schedule, and keep it if it fits and is the fastest in its search space."""
         if schedule is None:
             return
         simulation = simulate(self.problem.graph, schedule)
@@ -176,11 +177,30 @@ class _Incumbent:
             self.smallest, self.smallest_peak_bytes = schedule, simulation.peak_bytes
         if space == "any order" and follows_input_order(self.problem.graph, schedule):
             space = "input order"
-        # Of equally fast schedules, one in the input order has the stronger bounds.
-        rank = (simulation.time, space == "any order")
-        own_rank = (self.time, self.search_space == "any order")
-        if simulation.peak_bytes <= self.problem.budget_bytes and rank < own_rank:
-            self.schedule, self.time, self.search_space = schedule, simulation.time, space
+        fastest = self._fastest[space][0] if space in self._fastest else math.inf
+        if simulation.peak_bytes <= self.problem.budget_bytes and simulation.time < fastest:
+            self._fastest[space] = simulation.time, schedule
+            self._choose()
+
+    def _choose(self) -> None:
+        """Answer with the fastest schedule, or with one that is proven to be close and is as fast within the gap."""
+        if not self._fastest:
+            return
+        gap, least = self.problem.gap, min(time for time, _ in self._fastest.values())
+
+        def rank(space: str) -> tuple[bool, float, bool]:
+            time, _ = self._fastest[space]
+            is_enough = (
+                gap > 0 and (1 - gap) * time <= least and is_close_enough(self.problem, time, self._bound(space))
+            )
+            # Of equally fast schedules, one in the input order has the stronger bounds.
+            return not is_enough, time, space == "any order"
+
+        self.search_space = min(self._fastest, key=rank)
+        self.time, self.schedule = self._fastest[self.search_space]
+
+    def _bound(self, space: str) -> float:
+        return max(self.bounds.get(space, 0.0), self.global_bound, self.problem.least_time)
 
     def proposal(self) -> Proposal:
         """Return the schedule with the bounds of its search space."""
@@ -211,7 +231,7 @@ class _Policy:
 
     def __init__(self, problem: Problem, deadline: Deadline, seed: int, settings: AutoSettings) -> None:
         self.problem, self.seed, self.settings = problem, seed, settings
-        self.best = _Incumbent(problem)
+        self.best = Incumbent(problem)
         self.deadline = deadline
         self.first_round = self._share_of(deadline, settings.first_round_share)
         self.ended = False

@@ -16,20 +16,7 @@ from scheduler.solution import Proposal
 from scheduler.solvers import auto
 from scheduler.solvers.deadline import Deadline
 from tests.support.fake_clock import FakeClock
-from tests.support.training_graphs import conv_net, uniform_chain
-
-
-def branches(count: int) -> sc.Graph:
-    """Branches of one large tensor and one small result each: one after the other needs no recomputation."""
-    numbers = range(count)
-    return sc.Graph(
-        [
-            *(sc.Operation(f"large{i}", [], [f"large{i}"], 1.0) for i in numbers),
-            *(sc.Operation(f"small{i}", [f"large{i}"], [f"small{i}"], 1.0) for i in numbers),
-        ],
-        [*(sc.Tensor(f"large{i}", 100) for i in numbers), *(sc.Tensor(f"small{i}", 1) for i in numbers)],
-        results=[f"small{i}" for i in numbers],
-    )
+from tests.support.training_graphs import branches, conv_net, uniform_chain
 
 
 def test_another_order_is_found_where_it_saves_recomputation() -> None:

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 import scheduler as sc
 from scheduler.errors import InvalidOptionError
-from scheduler.solution import Progress
-from scheduler.solvers import greedy
+from scheduler.problem import Problem
+from scheduler.schedule import schedule_from_runs
+from scheduler.solution import Progress, Proposal
+from scheduler.solvers import auto, greedy
 from scheduler.solvers.dp import solver as dp
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult
 from tests.support.contract import SMALL_CHAINS, SMALL_STEPS, check_answer, draw_case
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
-from tests.support.training_graphs import conv_net, uniform_chain
+from tests.support.training_graphs import branches, conv_net, uniform_chain
 
 EXACT_SOLVERS = ("auto", "ilp", "dp", "hierarchical", "checkmate", "moccasin")
 """Solvers that search until their gap is closed."""
@@ -110,6 +112,20 @@ def test_a_long_chain_is_solved_within_the_gap_without_the_exact_program(monkeyp
     close = sc.solve(chain, "50%", solver="dp", gap=0.2)
     assert close.gap <= 0.2
     assert exact.time * (1 - 1e-9) <= close.time <= exact.time / (1 - 0.2)
+
+
+def test_a_slightly_faster_schedule_without_a_proof_does_not_replace_one_within_the_gap() -> None:
+    graph = branches(6)
+    # All large tensors come first, each dropped for the next: all six are recomputed.
+    given = sc.solve(graph, 106, reorder=False, time_limit=20).schedule
+    # One branch after another, and four needless runs of the first large tensor.
+    other = schedule_from_runs(graph, [0, 0, 0, 0, 0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11])
+    for gap, time in ((0.0, 16), (0.1, 16), (0.2, 18)):
+        best = auto.Incumbent(Problem(graph, 106, gap=gap))
+        best.update(Proposal(given, "input order", bound=17.9))
+        best.update(Proposal(other, "any order"))
+        # At least 12 are needed in any order: a gap of a quarter.
+        assert (best.time, best.is_final) == (time, time == 18)
 
 
 @pytest.mark.parametrize("solver", ["auto", "ilp", "greedy"])

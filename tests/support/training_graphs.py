@@ -51,3 +51,16 @@ def conv_net(blocks: int, *, width: int = 64) -> sc.Graph:
 def three_layers() -> sc.Chain:
     """The worked case: outputs and input of 2 bytes, 1 saved each, forward 1, backward 2, output kept."""
     return sc.Chain([sc.Layer(f"l{i}", 1, 2, 2, 1, keeps_output=True) for i in range(3)], input_bytes=2)
+
+
+def branches(count: int) -> sc.Graph:
+    """Branches of one large tensor and one small result each: one after the other needs no recomputation."""
+    numbers = range(count)
+    return sc.Graph(
+        [
+            *(sc.Operation(f"large{i}", [], [f"large{i}"], 1.0) for i in numbers),
+            *(sc.Operation(f"small{i}", [f"large{i}"], [f"small{i}"], 1.0) for i in numbers),
+        ],
+        [*(sc.Tensor(f"large{i}", 100) for i in numbers), *(sc.Tensor(f"small{i}", 1) for i in numbers)],
+        results=[f"small{i}" for i in numbers],
+    )
