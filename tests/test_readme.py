@@ -183,6 +183,20 @@ def prediction_table(rows: list[dict[str, str]]) -> list[str]:
     return lines
 
 
+def test_predicted_times_are_those_of_two_traces_and_measured_within_three_points() -> None:
+    text = README.read_text()
+    rows = recorded_cases("predicted_times")
+    assert len(rows) >= 7
+    for row in rows:
+        first, second, measured, noise = (
+            float(row[column]) for column in ("first trace", "second trace", "measured", "noise")
+        )
+        cells = [row["model"], row["budget"], *(f"{share:.1%}" for share in (first, second, measured, noise))]
+        assert f"| {' | '.join(cells)} |" in text
+        assert abs(first - second) < 0.01
+        assert round(max(abs(first - measured), abs(second - measured)), 3) <= 0.03
+
+
 def test_predicted_peaks_are_the_measured_ones_as_readme_says() -> None:
     rows = recorded_cases("predictions")
     table = README.read_text()
