@@ -23,6 +23,6 @@ def test_a_captured_step_slower_than_plain_by_more_than_noise_is_reported():
 
 def test_layers_have_no_captured_step():
     case = make_model("convnet", **SMALL["convnet"])
-    report = compare_training(case, "min", steps=1, granularity="layers")
+    report = compare_training(case, "min", steps=1, granularity="layers", time_limit=2.0)
     assert report.captured_time_overhead is None
     assert not report.captured_step_is_slower
