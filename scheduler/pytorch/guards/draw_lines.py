@@ -252,7 +252,7 @@ def line_that_mentions(name: str, read: ReadNames) -> SourceLine | None:
     for function in read.functions:
         line = 0
         for instruction in dis.get_instructions(function):
-            line = instruction.starts_line or line
+            line = (instruction.positions and instruction.positions.lineno) or line
             if instruction.argval == name and is_users(function.__code__.co_filename):
                 return source_line(function.__code__.co_filename, line)
     return None

@@ -9,7 +9,35 @@ from typing import Any
 from torch import Tensor
 from torch._C._dynamo import guards
 
-_dict_version: Callable[[Any], int] | None = getattr(guards, "dict_version", None)
+
+def _dict_version_if_true() -> Callable[[Any], int] | None:
+    """Return the function that reads the version of a dict, None if it does not see every change.
+
+    On Python 3.13 an attribute that is set changes the dict of its object, and not its version.
+    """
+    version: Callable[[Any], int] | None = getattr(guards, "dict_version", None)
+    if version is None:
+        return None
+    probe = _Probe()
+    for number in range(_WARM):
+        before = version(vars(probe))
+        probe.number = number
+        if version(vars(probe)) == before:
+            return None
+    return version
+
+
+class _Probe:
+    """An object with a dict of attributes."""
+
+    number = 0
+
+
+_WARM = 100
+"""Python stores an attribute in another way once it has done so some times."""
+_dict_version = _dict_version_if_true()
+SEES_DICTS = _dict_version is not None
+"""Whether `dicts_check` can succeed."""
 
 Check = Callable[[], bool]
 """Returns whether nothing has changed for certain."""
@@ -72,6 +100,8 @@ def _dicts_guarded(dicts: Sequence[Mapping[Any, Any]]) -> Check | None:
     from torch._dynamo.guards import GuardManagerType
 
     # A manager searches all its children to add one: a tree of two levels is built in a fraction of the time.
+    if _dict_version is None:
+        return None
     groups = [list(dicts[i : i + _GROUP]) for i in range(0, len(dicts), _GROUP)]
     kind = GuardManagerType.GUARD_MANAGER
 
