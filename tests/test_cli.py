@@ -139,6 +139,27 @@ def test_progress_is_shown_on_a_terminal_and_noise_everywhere(
     assert capsys.readouterr().err == ("\r\x1b[K" if is_terminal else "")
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_progress_of_a_search_is_shown_on_a_terminal(
+    is_terminal: bool, graph_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    assert main(["plan", graph_file, "--budget", "80%", "--gap", "0.5"]) == 0
+    shown = capsys.readouterr().err
+    assert ("\x1b[Ksearching: " in shown) == is_terminal
+    assert ", gap " in shown or not is_terminal
+    assert not is_terminal or shown.endswith("\x1b[K")
+
+
+def test_a_gap_is_given_on_the_command_line(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # Training ends a search within half a percent of the optimum; a plan alone is searched to the end.
+    for command, gap in ((["train", "gpt2", "--budget", "60%"], 0.005), (["plan", "g.json", "--budget", "60%"], 0.0)):
+        assert _parser().parse_args(command).gap == gap
+        assert _parser().parse_args([*command, "--gap", "0.02"]).gap == 0.02
+    assert main(["plan", graph_file, "--budget", "80%", "--gap", "1"]) == 2
+    assert "gap must be a number >= 0 and < 1" in capsys.readouterr().err
+
+
 def test_costs_are_measured_again_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, expected in (([], "measured"), (["--measure-again"], "measured-again")):
         options = _parser().parse_args(["trace", "gpt2", "-o", "graph.json", *arguments])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
 
 from scheduler.plan import Plan
 from scheduler.solution import Progress
@@ -22,23 +21,16 @@ def say(message: str) -> None:
     print(shown, file=sys.stderr, flush=True)
 
 
-def planning_progress(time_unit: str) -> Callable[[Progress], None] | None:
-    """Return a callback that shows the progress of a search on stderr; None if that is not a terminal."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(found: Progress) -> None:
-        answer = "no schedule yet" if math.isinf(found.time) else f"time {found.time:.6g} {time_unit}"
-        gap = "" if math.isinf(found.time) else f", gap {format_percent(found.gap)}"
-        say(f"{found.seconds:6.1f} s  {answer}, bound {found.bound:.6g} {time_unit}{gap}")
-
-    return show
-
-
 def show_line(text: str) -> None:
     """Show a line in place of the last one that was shown so, "" for none; only if stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def show_search(found: Progress) -> None:
+    """Show how far a search has come, as `show_line` does."""
+    gap = "no schedule yet" if math.isinf(found.time) else f"gap {format_percent(found.gap)}"
+    show_line(f"searching: {found.seconds:.1f} s, {gap}")
 
 
 def print_answer(answer: dict[str, object], as_json: bool) -> None:

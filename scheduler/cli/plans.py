@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 from scheduler.api import lower, make_plan
-from scheduler.cli.answers import DONE, plan_facts, planning_progress, print_answer, say
+from scheduler.cli.answers import DONE, plan_facts, print_answer, say, show_line, show_search
 from scheduler.cli.arguments import GRAPH, Commands, add_command, add_solving, solve_options
 from scheduler.cli.graphs import read_named_graph
 from scheduler.graph.chain import Chain
@@ -30,8 +30,8 @@ def _plan(options: argparse.Namespace) -> int:
         say(f"planning {len(graph.layers)} layers")
     else:
         say(f"planning {len(graph.operations)} operations")
-    shown = planning_progress(lower(graph)[0].time_unit)
-    plan = make_plan(graph, options.budget, progress=shown, **solve_options(options))
+    plan = make_plan(graph, options.budget, progress=show_search, **solve_options(options))
+    show_line("")
     if options.output:
         plan.save(options.output)
     print_answer({**plan_facts(plan), "plan": options.output}, options.json)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scheduler.api import TRAINING_GAP
-from scheduler.cli.answers import DONE, plan_facts, print_answer, say, show_line
+from scheduler.cli.answers import DONE, plan_facts, print_answer, say, show_line, show_search
 from scheduler.cli.arguments import (
     Commands,
     add_command,
@@ -110,6 +110,11 @@ def add_train(commands: Commands) -> None:
     train.add_argument("-o", "--output", metavar="PLAN", help="plan file to write (default MODEL.plan.json)")
 
 
+def _begin_stage(message: str) -> None:
+    show_line("")
+    say(message)
+
+
 def _train(options: argparse.Namespace) -> int:
     _require_torch()
     from scheduler.pytorch.models.catalog import make_model
@@ -123,8 +128,9 @@ def _train(options: argparse.Namespace) -> int:
         steps=options.steps,
         costs=options.costs,
         granularity="layers" if options.layers else "operations",
-        progress=say,
+        progress=_begin_stage,
         tracing=show,
+        solving=show_search,
         **solve_options(options),
     )
     report.plan.save(output)

@@ -26,6 +26,7 @@ from scheduler.pytorch.measurement.memory import measure, measure_times, residen
 from scheduler.pytorch.models.catalog import LayeredCase, ModelCase
 from scheduler.pytorch.tracing import trace
 from scheduler.simulator import Simulation, simulate
+from scheduler.solution import Progress as SearchProgress
 from scheduler.units import format_percent
 
 LEARNING_RATE = 1e-3
@@ -141,6 +142,7 @@ def compare_training(
     granularity: Literal["operations", "layers"] = "operations",
     progress: Callable[[str], None] = lambda message: None,
     tracing: Progress = ignore,
+    solving: Callable[[SearchProgress], None] | None = None,
     **options: Unpack[SolveOptions],
 ) -> TrainingReport:
     """Trace, plan, and train two copies of a model side by side.
@@ -161,6 +163,8 @@ def compare_training(
         Called with a message at each stage.
     tracing : callable
         As `progress` of `trace`.
+    solving : callable, optional
+        As `progress` of `solve`.
     **options
         As for `solve`.
 
@@ -173,7 +177,8 @@ def compare_training(
     plain, module = copy.deepcopy(case.module), copy.deepcopy(case.module)
     budget = device_budget(budget, module, (case.args, dict(case.kwargs)))
     options = {"gap": TRAINING_GAP, **options}
-    plan = make_plan(_graph_of(replace(case, module=module), costs, progress, tracing), budget, **options)
+    graph = _graph_of(replace(case, module=module), costs, progress, tracing)
+    plan = make_plan(graph, budget, progress=solving, **options)
     planned = checkpointed(module, plan, case.args, case.kwargs, loss=case.loss, granularity=granularity)
     progress(f"training {steps} steps with the plan and without")
     plain_losses = _train(plain, case, steps, with_loss=True)
