@@ -18,12 +18,9 @@ from scheduler.planning.batch_scaling import structure
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
-from scheduler.solution import Proposal, Solution, grade, relative_gap
+from scheduler.solution import TOLERANCE, Proposal, Solution, grade, relative_gap
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.units import format_bytes
-
-CLOSE_GAP = 0.005
-"""A known schedule within this gap of the bound is taken over without a search."""
 
 LATER_SEARCH_SHARE = 0.2
 """Share of the longest search so far that the search for another shape of the same step may take."""
@@ -40,7 +37,7 @@ class ShapePlanner:
 
     The first shape is planned as by `make_plan`. For another shape with the same operations,
     the schedules found so far are simulated. The fastest that fits is taken over if no schedule
-    can be faster by more than `CLOSE_GAP`. Otherwise a search begins with all of them, and may
+    can be faster by more than the gap. Otherwise a search begins with all of them, and may
     take `LATER_SEARCH_SHARE` of the longest search so far, or `LEAST_SEARCH_SECONDS` if that is
     more. It takes its full time limit only if no schedule is known to fit at the end.
 
@@ -98,7 +95,7 @@ class ShapePlanner:
         if not fitting:
             return None
         time, schedule = min(fitting, key=lambda entry: entry[0])
-        if relative_gap(time, problem.least_time) > CLOSE_GAP:
+        if relative_gap(time, problem.least_time) > max(problem.gap, TOLERANCE):
             return None
         space = "input order" if follows_input_order(problem.graph, schedule) else "any order"
         found = Proposal(schedule, space, messages=("the schedule of another shape of this step",))

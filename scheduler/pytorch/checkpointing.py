@@ -31,6 +31,7 @@ from scheduler.pytorch.layerwise.module import LayeredModule
 from scheduler.pytorch.layerwise.profiling import profile
 from scheduler.pytorch.layerwise.program import translate_layers
 from scheduler.pytorch.measurement.free_memory import device_budget
+from scheduler.pytorch.shape_variants import ShapeVariants
 from scheduler.pytorch.tracing import capture_watched
 
 Granularity = Literal["auto", "operations", "layers"]
@@ -155,6 +156,8 @@ def checkpointed(
         request = replace(request, planner=ShapePlanner(budget, PLANNING_DEFAULTS | options))
     others = None
     if on_mismatch == "plan":
+        if isinstance(model, nn.Module):
+            request = replace(request, variants=ShapeVariants(model, loss))
         make = functools.partial(_build_module, replace(request, on_mismatch="error"))
         others = OtherPlans(make, max_shapes=max_shapes)
     return _build_module(request, args, kwargs, others)
@@ -172,6 +175,8 @@ class PlanRequest:
         As for `checkpointed`.
     planner : ShapePlanner or None
         Makes the plans within the budget; None with a finished plan.
+    variants : ShapeVariants or None
+        Captures calls of other shapes; None if no further plans are made.
 
     Raises
     ------
@@ -191,6 +196,7 @@ class PlanRequest:
     verify: bool
     options: SolveOptions
     planner: ShapePlanner | None
+    variants: ShapeVariants | None = None
 
     def __post_init__(self) -> None:
         if self.granularity not in get_args(Granularity):
@@ -266,13 +272,13 @@ def _build_by_operations(
     if not isinstance(request.model, nn.Module):
         raise InvalidOptionError(f'granularity "operations" needs an nn.Module, got {type(request.model).__name__}')
     costs = request.costs if request.has_budget else "flops"  # a finished plan needs no times
-    captured, watch = capture_watched(
-        request.model, args, kwargs, request.loss, costs=costs, memory=request.read_memory()
-    )
+    memory, variants = request.read_memory(), request.variants
+    derived = None if variants is None else variants.capture(args, kwargs, costs=costs, memory=memory)
+    captured, watch = derived or capture_watched(request.model, args, kwargs, request.loss, costs=costs, memory=memory)
     plan = request.find_plan(captured.graph)
     schedule = translate_schedule(plan.schedule, plan.graph, captured.graph)
     program = generate(captured, schedule)
-    return CapturedModule(
+    module = CapturedModule(
         request.model,
         captured,
         program,
@@ -285,6 +291,9 @@ def _build_by_operations(
         others=others,
         verify=request.verify,
     )
+    if variants is not None and derived is None:
+        variants.add(module, watch)
+    return module
 
 
 def _build_by_layers(

@@ -135,17 +135,43 @@ def capture(
     with _collector_disabled():
         progress(TracingProgress("capturing the step"))
         joint = export_joint(model, tuple(args), dict(kwargs or {}), loss)
-        progress(TracingProgress("asking what the outputs of calls hold"))
-        sizes = find_storage_sizes(joint, may_run=can_run_on(resident_tensors(model, (args, kwargs))))
-        return capture_joint(
-            joint,
-            type(model).__name__,
-            costs=costs,
-            memory=memory,
-            workspaces=workspaces,
-            sizes=sizes,
-            progress=progress,
+        return capture_at(
+            model, joint, args, kwargs or {}, costs=costs, workspaces=workspaces, memory=memory, progress=progress
         )
+
+
+def capture_at(
+    model: nn.Module,
+    joint: Joint,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    *,
+    costs: Costs,
+    workspaces: bool | None = None,
+    memory: DeviceMemory,
+    progress: Progress = ignore,
+) -> Capture:
+    """Return the captured step of a model whose joint graph is known.
+
+    Parameters
+    ----------
+    model : nn.Module
+    joint : Joint
+        Of this model for these arguments.
+    args, kwargs, costs, workspaces, memory, progress
+        As for `capture`.
+    """
+    progress(TracingProgress("asking what the outputs of calls hold"))
+    sizes = find_storage_sizes(joint, may_run=can_run_on(resident_tensors(model, (args, kwargs))))
+    return capture_joint(
+        joint,
+        type(model).__name__,
+        costs=costs,
+        memory=memory,
+        workspaces=workspaces,
+        sizes=sizes,
+        progress=progress,
+    )
 
 
 def capture_watched(

@@ -57,7 +57,7 @@ def searcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searcher]:
 def planner(graph: sc.Graph, share: float, **options: object) -> ShapePlanner:
     """A planner with a budget between the resident bytes and the peak of saving everything."""
     everything = sc.solve(graph, 2**40, solver="save-all").peak_bytes
-    return ShapePlanner(int(share * everything), {"solver": "searcher", "time_limit": 20.0, **options})
+    return ShapePlanner(int(share * everything), {"solver": "searcher", "time_limit": 20.0, "gap": 0.005, **options})
 
 
 def test_a_schedule_within_the_gap_of_the_bound_is_taken_over_without_a_search(searcher: Searcher) -> None:

@@ -240,8 +240,11 @@ class CheckpointedModule(nn.Module):
 
     def difference(self, call: CallKey) -> str:
         """Return the first difference between a call, or the model now, and the plan; "" if there is none."""
-        differs = call.difference(self.planned_call)
-        return differs or self.modes.difference() or self.runner.difference()
+        return call.difference(self.planned_call) or self.state_difference()
+
+    def state_difference(self) -> str:
+        """Return the first difference between the model now and when it was planned; "" if there is none."""
+        return self.modes.difference() or self.runner.difference()
 
     def __getattr__(self, name: str) -> Any:
         """Return a submodule, parameter or buffer of the original: `torch.func.functional_call` replaces them here."""

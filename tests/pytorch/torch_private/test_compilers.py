@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.profiler import ProfilerActivity
 
-from scheduler.pytorch.torch_private import aot, dynamo, operators, profiler, tensors
+from scheduler.pytorch.torch_private import aot, dynamo, operators, profiler, symbolic_sizes, tensors
 from tests.pytorch.torch_private.expectations import MODULES, VALUES, Expectations, public_names
 
 LOGGER = logging.getLogger(__name__)
@@ -110,6 +110,49 @@ def code_is_captured_for_one_shape_with_its_side_effects_reported() -> None:
         assert [*captured.parameters()] == [module.weight]
     dynamo.forget_compiled()
     assert module.seen == []
+
+
+@EXPECTED.of("symbolic_sizes.fakes_of_varying_sizes", "symbolic_sizes.conditions_of", "symbolic_sizes.size_at")
+def equal_sizes_share_a_symbol_and_what_code_finds_out_is_a_condition() -> None:
+    x, y, z = symbolic_sizes.fakes_of_varying_sizes(
+        [torch.ones(4, 6), torch.ones(6, 2), torch.ones(2)], {0: {1}, 1: {0}}
+    )
+    hold = symbolic_sizes.conditions_of(x)
+    assert hold({6: 9})
+    assert not hold({6: 1})  # torch traces sizes 0 and 1 by themselves
+    assert not hold({})
+    product = (x @ y).reshape(-1)
+    assert product.shape == (8,)
+    assert [symbolic_sizes.size_at(size, {6: 9}) for size in (*x.shape, *y.shape, *z.shape)] == [4, 9, 9, 2, 2]
+    assert symbolic_sizes.size_at((x.T + 1).reshape(-1).shape[0], {6: 9}) == 36
+    assert x.shape[1] > 5
+    assert hold({6: 7})
+    assert not hold({6: 5})
+    assert int(x.shape[1]) == 6
+    assert not hold({6: 7})
+
+
+@EXPECTED.of("symbolic_sizes.mark_varying")
+def dynamo_traces_marked_dimensions_with_symbols() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin() if x.shape[0] > 5 else x.cos()
+
+    marked = torch.ones(6, 2)
+    symbolic_sizes.mark_varying(marked, {0})
+    hold = symbolic_sizes.conditions_of(dynamo.capture(Branch(), [marked], {}, ignored_functions=set()))
+    dynamo.forget_compiled()
+    assert hold({6: 8})
+    assert not hold({6: 4})
+
+
+@EXPECTED.of("symbolic_sizes.SYMBOLIC", "symbolic_sizes.new_fake_mode")
+def sizes_of_varying_tensors_are_symbolic_and_others_are_numbers() -> None:
+    (x,) = symbolic_sizes.fakes_of_varying_sizes([torch.ones(4, 6)], {0: {1}})
+    assert [isinstance(size, symbolic_sizes.SYMBOLIC) for size in x.shape] == [False, True]
+    with symbolic_sizes.new_fake_mode():
+        assert tensors.is_fake(torch.ones(2) + 1)
+    assert not tensors.is_fake(torch.ones(2))
 
 
 @EXPECTED.of("dynamo.LOGGERS")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -31,6 +31,22 @@ class ModuleWithLoss(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> object:
         outputs = self.module(*args, **kwargs)
         return outputs if self.loss is None else self.loss(outputs)
+
+
+@dataclass(frozen=True)
+class StepForm:
+    """What the inputs and outputs of an exported step are.
+
+    Attributes
+    ----------
+    sources, output_spec, output_leaves, signature
+        As of `FlatStep`.
+    """
+
+    sources: Mapping[str, Source]
+    output_spec: pytree.TreeSpec
+    output_leaves: tuple[object, ...]
+    signature: Signature
 
 
 class FlatStep(nn.Module):
@@ -77,6 +93,12 @@ class FlatStep(nn.Module):
         self._adopt("parameter", core.named_parameters(remove_duplicate=False))
         self._adopt("buffer", core.named_buffers(remove_duplicate=False))
         self._adopt_held(held)
+
+    @property
+    def form(self) -> StepForm:
+        """What the inputs and outputs are, after the first run."""
+        assert self.output_spec is not None
+        return StepForm(self.sources, self.output_spec, self.output_leaves, self.signature)
 
     def _adopt(self, kind: SourceKind, found: Iterable[tuple[str, Tensor]]) -> None:
         names: dict[int, list[str]] = {}

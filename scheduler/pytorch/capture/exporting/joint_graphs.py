@@ -11,13 +11,13 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx, nn
 
 from scheduler.errors import CaptureError
-from scheduler.pytorch.capture.arguments import read_arguments, tensor_paths
+from scheduler.pytorch.capture.arguments import fill_arguments, holds_objects, read_arguments, tensor_paths
 from scheduler.pytorch.capture.descriptors import DescribedGraph, read_descriptors
 from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, muted_logging
 from scheduler.pytorch.capture.exporting.eager_kernels import eager_kernels
@@ -28,8 +28,9 @@ from scheduler.pytorch.capture.exporting.failures import (
     check_runs,
     describe_failure,
 )
-from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss
+from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss, StepForm
 from scheduler.pytorch.capture.exporting.norms import correct_norms
+from scheduler.pytorch.capture.exporting.varying_sizes import Conditions, Varying, VaryingGraph
 from scheduler.pytorch.capture.held_tensors import held_tensors, kept_separate
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
@@ -48,6 +49,12 @@ from scheduler.pytorch.torch_private.aot import (
 )
 from scheduler.pytorch.torch_private.aot import export_joint as export_joint_graph
 from scheduler.pytorch.torch_private.dynamo import outside_of_compilation
+from scheduler.pytorch.torch_private.symbolic_sizes import (
+    SYMBOLIC,
+    conditions_of,
+    fakes_of_varying_sizes,
+    mark_varying,
+)
 from scheduler.pytorch.torch_private.tensors import is_traceable_wrapper_subclass
 
 
@@ -74,10 +81,98 @@ def export_joint(
         If nothing requires a gradient, or the module cannot be captured; the message says
         why and what to use instead.
     """
-    signature, tensors = read_arguments(args, kwargs)
-    _check_module(module, tensors)
+    return _joint_of(_trace(module, args, kwargs, loss))
+
+
+def export_varying(
+    module: nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    loss: Callable[..., Tensor] | None,
+    varying: Varying,
+) -> VaryingStep:
+    """Return the joint graph of a module for calls that differ in some sizes only.
+
+    Parameters
+    ----------
+    module, args, kwargs, loss
+        As for `export_joint`.
+    varying : dict of int to frozenset of int
+        The dimensions in which calls differ, by position of the distinct tensor in the arguments.
+
+    Raises
+    ------
+    CaptureError
+        As for `export_joint`, and if the step depends on sizes in ways that cannot be traced.
+    """
+    traced = _trace(module, args, kwargs, loss, varying)
+    if any(isinstance(leaf, SYMBOLIC) for leaf in traced.form.output_leaves):
+        raise CaptureError("the step returns a size")
+    return VaryingStep(traced)
+
+
+class VaryingStep:
+    """A step that was traced with symbolic sizes.
+
+    Attributes
+    ----------
+    varying : dict of int to frozenset of int
+        Dimensions with symbolic sizes, by position of the distinct tensor in the arguments.
+    """
+
+    def __init__(self, traced: _Traced) -> None:
+        self._traced = traced
+        self.varying = traced.varying
+
+    def at(self, shapes: Sequence[tuple[int, ...]]) -> Joint:
+        """Return the joint graph for arguments of these shapes.
+
+        Raises
+        ------
+        CaptureError
+            If what was traced does not hold for them.
+        """
+        traced = self._traced
+        graph = VaryingGraph(traced.graph, traced.shapes, traced.varying, traced.conditions).at(shapes)
+        return _joint_of(replace(traced, graph=graph))
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """An exported step before its graph is rewritten."""
+
+    graph: fx.GraphModule
+    form: StepForm
+    route: Route
+    counters: tuple[str, ...]
+    has_loss: bool
+    shapes: tuple[tuple[int, ...], ...]
+    varying: Varying
+    conditions: tuple[Conditions, ...]
+
+
+def _joint_of(traced: _Traced) -> Joint:
+    rewrite(traced.graph)
+    joint = replace(_read_joint(traced.graph, traced.form, traced.route), counters=traced.counters)
+    check_observers(joint)
+    if traced.has_loss:
+        _check_loss(joint)
+    return joint
+
+
+def _trace(
+    module: nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    loss: Callable[..., Tensor] | None,
+    varying: Varying | None = None,
+) -> _Traced:
+    """Export a step; with `varying`, with symbolic sizes in these dimensions of the arguments."""
+    signature, given = read_arguments(args, kwargs)
+    _check_module(module, given)
     core, name = ModuleWithLoss(module, loss), type(module).__name__
     draws = OutsideDraws(module, loss)
+    tensors = given if varying is None else fakes_of_varying_sizes(given, varying)
     with (
         kept_separate(held_tensors(module, loss), module, loss) as held,
         _untouched(module) as attributes,
@@ -86,6 +181,7 @@ def export_joint(
         muted_logging(),
     ):
         route: Route = "direct"
+        conditions: tuple[Conditions, ...] = ()
         step = FlatStep(core, signature, held)
         try:
             with noted_locations(module), draws.recorded():
@@ -100,14 +196,18 @@ def export_joint(
             route = "dynamo"
             try:
                 with draws.recorded(by_dynamo=True):
-                    captured, dropped = capture_with_dynamo(core, args, kwargs)
+                    captured, dropped = capture_with_dynamo(core, *_marked((args, kwargs), varying))
+                if varying is not None:
+                    tensors = fakes_of_varying_sizes(given, varying)  # without what the first attempt found out
+                    conditions = (conditions_of(captured),)
                 step = FlatStep(captured, signature, held)
                 exported = _export(step, tensors)
             except Exception as error:
                 draws.check(lambda: None)
                 attributes.restore()
                 draws.put_back()
-                check_runs(core, name, args, kwargs, [core])
+                if varying is None:
+                    check_runs(core, name, args, kwargs, [core])
                 raise CaptureError(describe_failure(name, direct, error)) from error
             draws.check_dropped(dropped)
         for node in exported.graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
@@ -116,12 +216,25 @@ def export_joint(
         draws.check_generators(exported)
         check_outputs(step.output_leaves)
         counters = _check_state(attributes, draws, step, tensors, exported, route)
-        rewrite(exported)
-        joint = replace(_read_joint(exported, step, route), counters=counters)
-    check_observers(joint)
-    if loss is not None:
-        _check_loss(joint)
-    return joint
+    if varying is not None:
+        conditions = (*conditions, conditions_of(tensors[0]))
+    shapes = tuple(tuple(tensor.shape) for tensor in given)
+    return _Traced(exported, step.form, route, counters, loss is not None, shapes, varying or {}, conditions)
+
+
+def _marked(
+    call: tuple[Sequence[object], Mapping[str, object]], varying: Varying | None
+) -> tuple[Sequence[object], Mapping[str, object]]:
+    """Return the arguments of a call, with marks on the dimensions that vary."""
+    if varying is None:
+        return call
+    if holds_objects(call):
+        raise CaptureError("TorchDynamo traces no symbolic sizes of tensors in objects")
+    signature, tensors = read_arguments(*call)
+    marked = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    for position, dimensions in varying.items():
+        mark_varying(marked[position], dimensions)
+    return fill_arguments(signature, marked)
 
 
 def export_graph(module: fx.GraphModule, args: Sequence[object]) -> Joint:
@@ -151,7 +264,7 @@ def export_graph(module: fx.GraphModule, args: Sequence[object]) -> Joint:
             f" {step.copied_outputs}), and changing one in place later would have to change the other: return a"
             ' clone(), join the graphs around it (fullgraph=True), or use compiler="inductor"'
         )
-    joint = _read_joint(exported, step, "dynamo")
+    joint = _read_joint(exported, step.form, "dynamo")
     changed = {storage_key(new.meta["val"]) for _, new in joint.mutations}
     if changed.intersection(storage_key(output.meta["val"]) for output in joint.outputs):
         raise CaptureError(
@@ -180,7 +293,7 @@ def _export(step: FlatStep, tensors: Sequence[Tensor]) -> fx.GraphModule:
     return exported
 
 
-def _read_joint(exported: fx.GraphModule, step: FlatStep, route: Route) -> Joint:
+def _read_joint(exported: fx.GraphModule, step: StepForm, route: Route) -> Joint:
     """Return an exported graph with the meaning of its inputs and outputs."""
     described = read_descriptors(exported)
     sources = {**_sources(described, step), **described.constants}
@@ -191,7 +304,6 @@ def _read_joint(exported: fx.GraphModule, step: FlatStep, route: Route) -> Joint
         raise CaptureError(
             "no gradient flows from the outputs to anything trainable: is the loss detached, or computed under no_grad?"
         )
-    assert step.output_spec is not None
     return Joint(
         module=exported,
         sources=sources,
@@ -206,7 +318,7 @@ def _read_joint(exported: fx.GraphModule, step: FlatStep, route: Route) -> Joint
     )
 
 
-def _sources(described: DescribedGraph, step: FlatStep) -> dict[fx.Node, Source]:
+def _sources(described: DescribedGraph, step: StepForm) -> dict[fx.Node, Source]:
     paths = tensor_paths(step.signature)
     sources = {}
     for node, description in described.inputs.items():
