@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from scheduler.pytorch.guards.object_words import versions_check
 from scheduler.pytorch.guards.read_names import is_installed, is_library
-from scheduler.pytorch.torch_private.guards import Check, dicts_check
+from scheduler.pytorch.torch_private.guards import Check
 
 _NAMES = frozenset({"environ", "environb", "getenv", "getenvb"})
 _OF_NO_EFFECT = frozenset({"CACHE", "EXTENDED_ARG", "KW_NAMES", "NOP", "PRECALL", "PUSH_NULL", "RESUME"})
@@ -95,7 +96,7 @@ class Environment:
 def _check() -> Check:
     """Return a check that no variable at all has changed since this call."""
     held = vars(os.environ).get("_data")
-    return dicts_check([held]) if isinstance(held, dict) else lambda: False
+    return versions_check([held]) if isinstance(held, dict) else lambda: False
 
 
 def _variables(functions: Iterable[FunctionType]) -> set[str] | None:

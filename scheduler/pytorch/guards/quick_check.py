@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.pytorch.torch_private.guards import Check, dicts_check
+from scheduler.pytorch.guards.object_words import versions_check
+from scheduler.pytorch.torch_private.guards import Check
 
 
 class Objects:
@@ -64,7 +65,7 @@ class Objects:
         if self.empty_dicts:
             checks.append(partial(_are_false, [*self.empty_dicts]))
         if self.dicts:
-            checks.append(dicts_check(self.dicts))
+            checks.append(versions_check(self.dicts))
         if self.buffers:
             buffers = [*self.buffers]
             checks.append(_equal(lambda: list(map(content, buffers))))

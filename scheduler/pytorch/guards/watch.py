@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch.guards.environment import Environment
+from scheduler.pytorch.guards.object_words import types_check
 from scheduler.pytorch.guards.parts import Part, attributes_of, parts_of, parts_of_function
 from scheduler.pytorch.guards.quick_check import Objects
 from scheduler.pytorch.guards.read_names import ReadNames, is_installed, is_library, name_of
@@ -59,9 +60,8 @@ class Watch:
     def __init__(self, module: nn.Module, loss: object, *, ignore: Collection[str] = ()) -> None:
         read = ReadNames(module, loss)
         modules = dict(module.named_modules())
-        self._modules = list(modules.values())
-        self._types = list(map(type, self._modules))
-        known: dict[int, Node] = {id(part): Whole(part, by_value=False) for part in self._modules}
+        self._have_same_types = types_check([*modules.values()])
+        known: dict[int, Node] = {id(part): Whole(part, by_value=False) for part in modules.values()}
         self._own = {
             name: _ModuleRoot(f"model.{name}".rstrip("."), part, read.names, known) for name, part in modules.items()
         }
@@ -103,7 +103,7 @@ class Watch:
             return found
         if found := self.environment.difference():
             return found
-        have_same_types = list(map(type, self._modules)) == self._types
+        have_same_types = self._have_same_types()
         for group in self._groups:
             if not (have_same_types and group.is_unchanged()) and (found := self._difference_in(group)):
                 return found

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from scheduler.pytorch.guards import object_words
 from scheduler.pytorch.guards.quick_check import Objects
 from scheduler.pytorch.torch_private import guards
 
@@ -47,21 +48,53 @@ def test_properties_of_a_tensor_count_and_values_do_not(make: Callable[..., guar
 @pytest.mark.parametrize("count", [0, 1, 100])
 def test_a_change_of_one_of_many_dicts_is_seen(count: int) -> None:
     dicts: list[dict[str, object]] = [{"a": object()} for _ in range(count)]
-    check = guards.dicts_check(dicts)
-    assert check() or not guards.SEES_DICTS
+    check = object_words.versions_check(dicts)
+    assert check() or not object_words.dicts_have_versions()
     for held in dicts[count // 2 :][:1]:
         held["a"] = object()
         assert not check()
 
 
-def test_without_guards_of_torch_tensors_are_compared_one_by_one_and_dicts_always_differ(
+@pytest.mark.parametrize("attribute", ["new", "old", "gone"])
+def test_a_change_of_an_attribute_changes_the_dict_of_a_module(attribute: str) -> None:
+    """Attributes are set by other code of Python than entries are."""
+    layer = nn.Module()
+    layer.old, layer.gone = 1.0, 1.0
+    check = object_words.versions_check([vars(layer)])
+    for _ in range(20):  # often enough for Python to specialize the code
+        assert check() or not object_words.dicts_have_versions()
+        if attribute == "gone":
+            del layer.gone
+        else:
+            setattr(layer, attribute, object())
+        assert not check()
+        layer.gone = 1.0
+        check = object_words.versions_check([vars(layer)])
+
+
+def test_another_class_of_one_of_many_objects_is_seen() -> None:
+    class Other(nn.Linear):
+        pass
+
+    layers = [nn.Linear(1, 1) for _ in range(100)]
+    check = object_words.types_check(layers)
+    assert check()
+    layers[50].__class__ = Other
+    assert not check()
+
+
+def test_without_versions_of_dicts_every_check_fails_and_types_are_read_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(object_words, "dicts_have_versions", lambda: False)
+    monkeypatch.setattr(object_words, "_objects_refer_to_types", lambda: False)
+    assert not object_words.versions_check([{}])()
+    test_another_class_of_one_of_many_objects_is_seen()
+
+
+def test_without_guards_of_torch_tensors_are_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(guards.guards, "TensorGuards")
-    monkeypatch.delattr(guards.guards, "RootGuardManager")
-    monkeypatch.setattr(guards, "_dict_version", None)
     assert guards.tensors_check(tensors())()
-    assert not guards.dicts_check([{} for _ in range(100)])()
 
 
 class Slotted:
@@ -96,6 +129,6 @@ def test_each_kind_of_object_shows_its_change() -> None:
         objects = Objects()
         add(objects)
         check = objects.check()
-        assert check() or not guards.SEES_DICTS
+        assert check() or not object_words.dicts_have_versions()
         change()
         assert not check()
