@@ -8,6 +8,7 @@ differently is found out by trying it, not by comparing versions.
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import warnings
 
 import torch
@@ -15,14 +16,14 @@ import torch
 from scheduler.errors import MissingExtraError
 from scheduler.pytorch.versions import describe_tested, is_tested
 
-MODULES = ("aot", "autograd", "dynamo", "guards", "modules", "operators", "profiler", "pytree", "tensors")
-"""The modules with names that every plan needs; `inductor` is imported only to compile."""
+_SLOW = "inductor"
+"""Imported only to compile."""
 
 
 def missing_names() -> list[str]:
     """Return what torch lacks: why modules of this folder cannot be imported, and what else the package needs."""
     found = []
-    for name in MODULES:
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != _SLOW):
         try:
             importlib.import_module(f"{__name__}.{name}")
         except (ImportError, AttributeError) as error:

@@ -12,7 +12,6 @@ import torch
 from scheduler.errors import MissingExtraError
 from scheduler.pytorch import torch_private
 from scheduler.pytorch.versions import is_tested
-from tests.pytorch.torch_private.expectations import MODULES
 from tests.support.paths import ROOT
 
 
@@ -53,7 +52,3 @@ def test_torch_2_12_lacks_the_backward_that_may_free_what_it_is_given(monkeypatc
     monkeypatch.delattr(base, "boxed_grads_call")
     with pytest.raises(MissingExtraError, match=r"torch 2\.12\.1\+cpu lacks .*boxed_grads_call"):
         torch_private.check_version("2.12.1+cpu")
-
-
-def test_every_module_but_the_slow_one_is_tried() -> None:
-    assert {*torch_private.MODULES, "inductor"} == MODULES
