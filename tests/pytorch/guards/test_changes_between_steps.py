@@ -44,6 +44,9 @@ class Step:
     run: Callable[[Callable[[], Tensor]], object] | None = None
 
 
+ENOUGH = "1GiB"
+"""A budget for every changed model; 100 % would be the bytes of the model as it was."""
+
 Change = Callable[[Any, Step], object]
 
 
@@ -464,7 +467,7 @@ def planned_for(row: Row, granularity: str) -> Planned:
         layers = case.model if granularity == "operations" else [case.model]
         module = checkpointed(
             layers,
-            "100%",
+            ENOUGH,
             case.args,
             loss=case.loss,
             granularity=granularity,
