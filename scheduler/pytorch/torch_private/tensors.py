@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["is_fake", "is_traceable_wrapper_subclass", "is_view", "storage_id", "version_of"]
+__all__ = [
+    "DataDependentOutputException",
+    "is_fake",
+    "is_traceable_wrapper_subclass",
+    "is_view",
+    "storage_id",
+    "version_of",
+]
 
 
 def is_fake(tensor: Tensor) -> bool:

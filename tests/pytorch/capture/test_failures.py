@@ -121,6 +121,22 @@ def test_a_refused_branch_names_the_line_of_the_user():
     assert "cannot be captured as one graph" in str(caught.value)
 
 
+def test_a_refusal_names_the_line_of_each_attempt():
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.compiler.is_compiling():
+                torch._dynamo.graph_break()  # only TorchDynamo stops here
+            return self.linear(x).sum() if x.sum() > 0 else x.sum()  # the direct attempt stops here
+
+    pattern = rf"Traced directly: .*{line_of('# the direct attempt')}.*TorchDynamo: .*{line_of('# only TorchDynamo')}"
+    with pytest.raises(CaptureError, match=pattern):
+        trace(Branching(), (X,), costs="flops")
+
+
 def quantized(config: str) -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     with warnings.catch_warnings():

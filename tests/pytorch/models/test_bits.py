@@ -22,10 +22,6 @@ pytestmark = pytest.mark.long(50)
 Precision = Literal["float32", "autocast", "bfloat16"]
 PRECISIONS = get_args(Precision)
 
-MASKED = {"hf-llama"}
-"""Models that transformers runs with another attention kernel while they are traced: without the shortcut for masks
-that hide nothing, which reads the mask."""
-
 
 class InPrecision(nn.Module):
     """A model that runs in a precision, with its loss."""
@@ -55,8 +51,7 @@ def test_a_model_trains_like_autograd_in_bfloat16_in_the_predicted_memory(name: 
         pytest.skip("transformers is not installed")
     case = make_model(name, **SMALL[name])
     module = InPrecision(case.module, precision, case.loss)
-    tolerance = 2e-2 if name in MASKED else 0.0
-    check_like_autograd(module, recompute_most, case.batch(1), tolerance=tolerance)
+    check_like_autograd(module, recompute_most, case.batch(1))
 
 
 class Wrapped(nn.Module):

@@ -12,7 +12,7 @@ from scheduler.pytorch import checkpointed
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, training_step
 from scheduler.pytorch.models.catalog import ModelCase, make_model, model_names
 from tests.support.pytorch.planning import SCHEDULES, Comparison
-from tests.support.pytorch.small_models import SMALL, TOLERANCE
+from tests.support.pytorch.small_models import SMALL
 
 pytestmark = pytest.mark.long(50)
 
@@ -48,7 +48,7 @@ def comparison(name: str) -> Comparison:
 def test_a_model_trains_like_autograd_in_the_predicted_memory(name, schedule):
     if name not in model_names():
         pytest.skip("transformers is not installed")
-    comparison(name).check(schedule, tolerance=TOLERANCE.get(name, 0.0))
+    comparison(name).check(schedule)
 
 
 @pytest.mark.parametrize("budget", ["80%", "60%"])

@@ -169,6 +169,12 @@ def a_function_is_called_by_compiled_code_as_it_is() -> None:
     assert compiling == [False]
 
 
+@EXPECTED.of("tensors.DataDependentOutputException")
+def a_branch_on_a_fake_value_is_an_error_of_its_own() -> None:
+    with FakeTensorMode(), pytest.raises(tensors.DataDependentOutputException):
+        bool(torch.arange(2).sum() == 1)
+
+
 @EXPECTED.of("tensors.is_fake")
 def fake_tensors_are_known() -> None:
     with FakeTensorMode():

@@ -13,5 +13,3 @@ SMALL = {
     "hf-llama": {"layers": 2, "width": 32, "vocabulary": 64, "length": 32},
     "hf-t5": {"layers": 1, "width": 32, "vocabulary": 64, "length": 32},
 }
-TOLERANCE = {"hf-llama": 1e-6}
-"""Where autograd itself adds in another order than the captured graph; elsewhere bit for bit."""

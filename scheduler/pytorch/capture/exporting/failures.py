@@ -158,9 +158,9 @@ def describe_failure(name: str, direct: Exception, dynamo: Exception) -> str:
             " attribute of an object"
         )
     return (
-        f"{name} cannot be captured as one graph{at_line(direct, dynamo)}."
-        f" Traced directly: {type(direct).__name__}: {_first_lines(direct)}."
-        f" Through TorchDynamo: {type(dynamo).__name__}: {_first_lines(dynamo)}."
+        f"{name} cannot be captured as one graph."
+        f" Traced directly: {type(direct).__name__}: {_first_lines(direct)}{at_line(direct)}."
+        f" Through TorchDynamo: {type(dynamo).__name__}: {_first_lines(dynamo)}{at_line(dynamo)}."
         " Usual causes are branches on tensor values, .item(), and shapes that depend on data."
         " Remove them, or plan the parts that can be captured,"
         ' or checkpoint a list of layers with granularity="layers", which needs no capture.'

@@ -29,6 +29,7 @@ from scheduler.pytorch.capture.exporting.failures import (
     describe_failure,
 )
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss, StepForm
+from scheduler.pytorch.capture.exporting.known_values import KnownValues
 from scheduler.pytorch.capture.exporting.norms import correct_norms
 from scheduler.pytorch.capture.exporting.varying_sizes import Conditions, Varying, VaryingGraph
 from scheduler.pytorch.capture.held_tensors import held_tensors, kept_separate
@@ -55,7 +56,7 @@ from scheduler.pytorch.torch_private.symbolic_sizes import (
     fakes_of_varying_sizes,
     mark_varying,
 )
-from scheduler.pytorch.torch_private.tensors import is_traceable_wrapper_subclass
+from scheduler.pytorch.torch_private.tensors import DataDependentOutputException, is_traceable_wrapper_subclass
 
 
 def export_joint(
@@ -288,7 +289,11 @@ def _untouched(module: nn.Module) -> Iterator[Attributes]:
 def _export(step: FlatStep, tensors: Sequence[Tensor]) -> fx.GraphModule:
     with warnings.catch_warnings(), eager_kernels():
         warnings.simplefilter("ignore")
-        exported = export_joint_graph(step, tensors)
+        try:
+            exported = export_joint_graph(step, tensors)
+        except DataDependentOutputException:  # a branch on a value, which may follow from shapes alone
+            with KnownValues():
+                exported = export_joint_graph(step, tensors)
     correct_norms(exported.graph)
     return exported
 
