@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -11,7 +12,13 @@ from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeE
 from scheduler.pytorch import checkpointed
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, training_step
 from scheduler.pytorch.models.catalog import ModelCase, make_model, model_names
-from tests.support.pytorch.planning import SCHEDULES, Comparison
+from tests.support.pytorch.planning import (
+    SCHEDULES,
+    Comparison,
+    check_equal,
+    recompute_most,
+    train_with_optimizer,
+)
 from tests.support.pytorch.small_models import SMALL
 
 pytestmark = pytest.mark.long(50)
@@ -37,7 +44,7 @@ def schedule_within(graph: sc.Graph, budget: str) -> sc.Schedule:
 WAYS = SCHEDULES | {budget: functools.partial(schedule_within, budget=budget) for budget in ("80%", "60%")}
 
 
-@functools.lru_cache(maxsize=1)  # a model's tests follow one another
+@functools.cache  # the models are small
 def comparison(name: str) -> Comparison:
     case = make_model(name, **FITTING[name])
     return Comparison(case.module, case.batch(1), case.batch(2), loss=case.loss)
@@ -49,6 +56,18 @@ def test_a_model_trains_like_autograd_in_the_predicted_memory(name, schedule):
     if name not in model_names():
         pytest.skip("transformers is not installed")
     comparison(name).check(schedule)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_loop_with_an_optimizer_and_a_learning_rate_schedule_follows_the_plan(name):
+    if name not in model_names():
+        pytest.skip("transformers is not installed")
+    compared = comparison(name)
+    module = compared.planned(recompute_most(compared.captured.graph))  # any mismatch is an error
+    plain = copy.deepcopy(compared.model)
+    outcome = train_with_optimizer(module, compared.batches, steps=3)
+    check_equal(outcome, train_with_optimizer(plain, compared.batches, compared.loss, steps=3))
+    assert all(map(torch.equal, module.parameters(), plain.parameters()))
 
 
 @pytest.mark.parametrize("budget", ["80%", "60%"])

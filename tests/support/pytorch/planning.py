@@ -99,12 +99,41 @@ def train(
             for parameter in module.parameters():
                 if parameter.grad is not None:
                     parameter -= 0.01 * parameter.grad
+    return _outcome(module, losses)
+
+
+def _outcome(module: nn.Module, losses: list[Tensor]) -> Outcome:
     return Outcome(
         losses,
         {name: parameter.grad for name, parameter in module.named_parameters()},
         {name: buffer.clone() for name, buffer in module.named_buffers()},
         torch.get_rng_state(),
     )
+
+
+def train_with_optimizer(
+    module: nn.Module,
+    batches: list[tuple[tuple[object, ...], dict[str, object]]],
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    steps: int,
+) -> Outcome:
+    """Run steps as a training script does: with an optimizer, a learning rate schedule and clipping."""
+    torch.manual_seed(5)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    losses = []
+    for step in range(steps):
+        args, kwargs = batches[step % len(batches)]
+        optimizer.zero_grad()
+        output = module(*args, **kwargs)
+        value = output if loss is None else loss(output)
+        value.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        rates.step()
+        losses.append(value.detach())
+    return _outcome(module, losses)
 
 
 def check_equal(outcome: Outcome, expected: Outcome, *, tolerance: float = 0.0) -> None:
@@ -136,15 +165,20 @@ class Comparison:
         self.expected = train(plain, self.batches, loss)
         self._start = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
 
-    def check(self, schedule: Callable[[Graph], Schedule], *, tolerance: float = 0.0) -> CheckpointedModule:
-        """Assert that training under a schedule leaves what plain autograd leaves, in the planned memory."""
+    def planned(self, schedule: Schedule) -> CheckpointedModule:
+        """Return the model under a schedule, with its first parameters and buffers."""
         with torch.no_grad():
             for tensor, value in self._start:
                 tensor.copy_(value)
         self.model.zero_grad(set_to_none=True)
-        made = schedule(self.captured.graph)
         args, kwargs = self.batches[0]
-        module = build(self.model, self.captured, made, args, kwargs, loss=self.loss)
+        return build(self.model, self.captured, schedule, args, kwargs, loss=self.loss)
+
+    def check(self, schedule: Callable[[Graph], Schedule], *, tolerance: float = 0.0) -> CheckpointedModule:
+        """Assert that training under a schedule leaves what plain autograd leaves, in the planned memory."""
+        made = schedule(self.captured.graph)
+        module = self.planned(made)
+        args, kwargs = self.batches[0]
         check_equal(train(module, self.batches), self.expected, tolerance=tolerance)
         with StorageTracker(resident_tensors(module, (args, kwargs))) as tracker:
             training_step(module, args, kwargs)()
