@@ -11,6 +11,7 @@ import scheduler as sc
 from scheduler.pytorch.execute.runner import build
 from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
 from scheduler.pytorch.tracing import capture
+from tests.pytorch.models.test_bits import PRECISIONS, InPrecision, Precision
 from tests.support.pytorch.planning import check_equal, train
 from tests.zoo.models import CASES
 
@@ -28,22 +29,24 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", CASES)
-def test_a_model_trains_as_without_a_plan_and_in_the_predicted_memory(name: str) -> None:
+def test_a_model_trains_as_without_a_plan_and_in_the_predicted_memory(name: str, precision: Precision) -> None:
     case = CASES[name]()
-    model, plain = case.model, copy.deepcopy(case.model)
+    model = InPrecision(case.model, precision, case.loss)
+    plain = copy.deepcopy(model)
     (args, kwargs), *_ = batches = [case.batch(seed) for seed in (1, 2)]
-    captured = capture(model, args, kwargs, case.loss, costs="flops", workspaces=True)
+    captured = capture(model, args, kwargs, costs="flops", workspaces=True)
     graph = captured.graph
     smallest = sc.minimum_budget(graph, time_limit=2.0).peak_bytes
     largest = sc.solve(graph, 2**50, solver="save-all").peak_bytes
-    expected = train(plain, batches, case.loss)
+    expected = train(plain, batches)
     start = copy.deepcopy(model.state_dict())
     for share in SHARES:
         model.load_state_dict(start)
         model.zero_grad()
         plan = sc.make_plan(graph, int(smallest + share * (largest - smallest)), time_limit=4.0)
-        planned = build(model, captured, plan.schedule, args, kwargs, loss=case.loss)
+        planned = build(model, captured, plan.schedule, args, kwargs)
         check_equal(train(planned, batches), expected)
         measured = measure(
             training_step(planned, args, kwargs), resident=resident_tensors(planned, (args, kwargs)), repeats=1
