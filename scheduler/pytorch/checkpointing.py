@@ -61,7 +61,10 @@ def checkpointed(
 
     The module shares the parameters and buffers of `model`: give the `parameters()` of either
     to the optimizer. With `loss`, calling the module returns the loss; without, it returns what
-    the model returns. Gradients, buffers and random state are those of the model itself.
+    the model returns. Gradients, buffers and random state are those of the model itself. Models
+    that read values of their arguments unless they are being compiled, as those of transformers
+    look for padding in an attention mask, are captured as they would be compiled, and may round
+    differently: an attention mask of ones changes the last bits in bfloat16.
 
     Read anew at every call: parameters, buffers, the tensors in the arguments (also in fields of
     dataclasses and other objects), and all tensors that the model and the loss find in closures,
