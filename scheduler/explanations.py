@@ -51,10 +51,10 @@ def explain(problem: Problem, solution: Solution, known_bytes: int) -> str:
     budget, known, floor = peak(problem.budget_bytes), peak(known_bytes), problem.floor
     fixed = fixed_bytes(problem.graph)
     is_fixed = 2 * fixed.total() > known_bytes
-    if fixed.total() > problem.budget_bytes:
-        why = f"no schedule fits {budget}: {_listed(fixed)} need {peak(fixed.total())}, whatever is recomputed."
-    elif floor.bytes > problem.budget_bytes:
+    if floor.bytes > problem.budget_bytes:
         why = f'no schedule fits {budget}: "{floor.operation}" alone needs {peak(floor.bytes)}.'
+    elif fixed.total() > problem.budget_bytes:
+        why = f"no schedule fits {budget}: what a step begins and ends with needs {peak(fixed.total())}."
     elif solution.status is Status.INFEASIBLE:
         why = (
             f"no schedule fits {budget}: this is proven, although no operation alone needs that much"
@@ -74,8 +74,9 @@ def explain(problem: Problem, solution: Solution, known_bytes: int) -> str:
         why += f" The smallest known schedule needs {known}; whether a smaller one exists is open."
     else:
         why += f" The smallest possible schedule needs {known}."
-    if is_fixed and fixed.total() <= problem.budget_bytes:
-        why += f" Of that, {_listed(fixed)} take {format_bytes(fixed.total())}, whatever is recomputed."
+    if is_fixed:
+        stay = format_bytes(fixed.total())
+        why += f" Of that, {stay} stay in memory whatever is recomputed, mostly {_listed(fixed)}."
     helps, but = _helps(fixed) if is_fixed else (["use a smaller batch", "split that operation"], "")
     return f'{why} Set the budget to "min" or {known_bytes} bytes, {", ".join(helps[:-1])}, or {helps[-1]}.{but}'
 

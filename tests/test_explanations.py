@@ -45,10 +45,10 @@ def test_resident_tensors_and_results_are_fixed() -> None:
 def test_gradients_that_fill_the_floor_are_named_with_what_helps() -> None:
     # Resident are 11 bytes; the backward adds 2 + 10, which are 100 %. A budget of 15 leaves 4 of these 12.
     assert explanation(step(), 15) == (
-        "no schedule fits 15 B (33.3%): parameters (10 B) and gradients (10 B) need 21 B (83.3%), whatever is"
-        ' recomputed. The smallest possible schedule needs 23 B (100.0%). Set the budget to "min" or 23 bytes, train'
-        " fewer parameters or in a smaller dtype, or shard them over several devices. A smaller batch does not make"
-        " these smaller."
+        'no schedule fits 15 B (33.3%): "backward" alone needs 23 B (100.0%). The smallest possible schedule needs'
+        " 23 B (100.0%). Of that, 21 B stay in memory whatever is recomputed, mostly parameters (10 B) and gradients"
+        ' (10 B). Set the budget to "min" or 23 bytes, train fewer parameters or in a smaller dtype, or shard them over'
+        " several devices. A smaller batch does not make these smaller."
     )
 
 

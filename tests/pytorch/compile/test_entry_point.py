@@ -80,7 +80,7 @@ def compiled(model, **arguments):
             {"options": {"budget": "8GiB", "memory": 1, "depth": 2}},
             InvalidOptionError,
             "no option depth, memory: its options are budget, compiler, graph_breaks, costs, reserve, optimizer,"
-            " solver, time_limit, reorder, seed",
+            " solver, time_limit, gap, reorder, seed",
         ),
         ({"options": {"budget": "8GiB", "compiler": "llvm"}}, InvalidOptionError, '"eager" or "inductor", got'),
         ({"options": {"budget": "8G"}}, InvalidBudgetError, 'write "8GiB"'),
