@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import is_
 
 from torch import Tensor, nn
 
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.joint import Source
 from scheduler.pytorch.execute.guards import tensor_key
-from scheduler.pytorch.torch_private.guards import tensors_check
+from scheduler.pytorch.guards.object_words import properties_check
 from scheduler.pytorch.torch_private.modules import buffers_of, parameters_of
 
 
@@ -77,10 +78,11 @@ class TensorKeys:
 
     def _note(self) -> None:
         self._tensors = [place.find(()) for place, _ in self._planned]
-        self.are_untouched = tensors_check(self._tensors)
+        self.are_untouched = properties_check(self._tensors)
 
     def difference(self) -> str:
         """Return which tensor has another shape, dtype, device or requires_grad; "" if none has."""
+        tensors: list[Tensor] = []
         for place, key in self._planned:
             try:
                 tensor = place.find(())
@@ -91,7 +93,9 @@ class TensorKeys:
                 return f'{place.source.kind} "{place.source.names[0]}" is {tensor_key(tensor)}, but the plan has {key}'
             if not is_shared:
                 return f"{', '.join(place.source.names)} were one tensor when the plan was made"
-        self._note()
+            tensors.append(tensor)
+        if not (all(map(is_, tensors, self._tensors)) and self.are_untouched()):
+            self._note()
         if len(set(map(id, self._tensors))) != len(self._tensors):
             return self._joined()
         return ""

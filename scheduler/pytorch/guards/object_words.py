@@ -1,9 +1,9 @@
-"""Read one word in the header of many objects in a single call: the version of a dict, the type of an object.
+"""Read words in many objects in a single call: the versions of dicts, the types of objects, the properties of tensors.
 
-CPython keeps both at fixed places. NumPy gathers thousands of them in a few microseconds, where a
-call per object takes fifty nanoseconds, and a tree of guards more memory than fits the cache.
-Other versions of Python have other headers, so examples show first whether a word is where it
-is expected.
+CPython keeps versions and types at fixed places, and torch properties. NumPy gathers thousands of words in a few
+microseconds, where a call per object takes fifty nanoseconds, and a tree of guards more memory than fits the cache.
+Other versions of Python and torch have other places, so examples show first whether a word is
+where it is expected.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from scheduler.pytorch.torch_private.guards import Check
+from scheduler.pytorch.torch_private.guards import Check, tensors_check
+from scheduler.pytorch.torch_private.tensor_words import tensor_words
 
 _WORD = ctypes.sizeof(ctypes.c_uint64)
 _TYPE = 1 * _WORD
@@ -40,20 +43,45 @@ def types_check(objects: Sequence[object]) -> Check:
     return lambda: list(map(type, objects)) == types
 
 
+def properties_check(tensors: Sequence[Tensor]) -> Check:
+    """Return a check that no tensor has another type, shape, dtype, device or requires_grad than now.
+
+    It may also fail where only strides are others.
+    """
+    found = [(tensor, tensor_words(tensor)) for tensor in tensors]
+    known = [(tensor, words) for tensor, words in found if words is not None]
+    kept = [tensor for tensor, _ in known]
+    # In this order: the words of each stage say where those of the next are.
+    stages = zip(*(words for _, words in known), strict=True)
+    checks = [types_check(kept), *(_addresses_check(kept, [*chain.from_iterable(stage)]) for stage in stages)]
+    if others := [tensor for tensor, words in found if words is None]:
+        checks.append(tensors_check(others))
+
+    def check() -> bool:
+        return all(is_unchanged() for is_unchanged in checks)
+
+    return check
+
+
 def _words_check(objects: Sequence[object], offset: int) -> Check:
     """Return a check that the words at this offset, in bytes, are as now. It keeps the objects alive."""
     kept = [*objects]
-    if not kept:
+    return _addresses_check(kept, [id(value) + offset for value in kept])
+
+
+def _addresses_check(objects: Sequence[object], at: Sequence[int]) -> Check:
+    """Return a check that the words at these addresses are as now. It keeps the objects alive."""
+    if not at:
         return lambda: True
-    addresses = np.array([id(value) + offset for value in kept], dtype=np.uint64)
+    addresses = np.array(at, dtype=np.uint64)
     first, last = int(addresses.min()), int(addresses.max())
-    # Only the words of the objects are read, all of which are alive.
+    # Only these words are read, all of which are in memory of the objects.
     memory = (ctypes.c_uint64 * ((last - first) // _WORD + 1)).from_address(first)
     words = np.ctypeslib.as_array(memory)
     places = ((addresses - np.uint64(first)) // np.uint64(_WORD)).astype(np.intp)
     then: bytes = words.take(places).tobytes()
 
-    def check(_kept: list[object] = kept) -> bool:
+    def check(_kept: Sequence[object] = objects) -> bool:
         now: bytes = words.take(places).tobytes()
         return now == then
 

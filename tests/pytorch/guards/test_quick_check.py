@@ -10,9 +10,13 @@ from torch import Tensor, nn
 
 from scheduler.pytorch.guards import object_words
 from scheduler.pytorch.guards.quick_check import Objects
-from scheduler.pytorch.torch_private import guards
+from scheduler.pytorch.torch_private import guards, tensor_words
 
-NAMES = {"tensors_check": guards.tensors_check, "one by one": guards.tensors_check_one_by_one}
+CHECKS = {
+    "by words": object_words.properties_check,
+    "by guards of torch": guards.tensors_check,
+    "one by one": guards.tensors_check_one_by_one,
+}
 
 
 def tensors() -> list[Tensor]:
@@ -23,26 +27,71 @@ def with_data(change: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor]], ob
     return lambda held: setattr(held[3], "data", change(held[3].data))
 
 
-TENSOR_CHANGES = {
-    "requires_grad": (lambda held: held[3].requires_grad_(False), False),
-    "shape in the same memory": (with_data(lambda data: data.view(9)), False),
-    "dtype": (with_data(Tensor.double), False),
-    "size in place": (lambda held: held[41].resize_(8), False),
-    "values": (with_data(lambda data: data * 2), True),
-    "values in place": (lambda held: held[41].add_(1), True),
-    "strides": (with_data(lambda data: data.t()), True),
+CHANGES_OF_PROPERTIES: dict[str, Callable[[list[Tensor]], object]] = {
+    "requires_grad": lambda held: held[3].requires_grad_(False),
+    "requires_grad of a constant": lambda held: held[41].requires_grad_(True),
+    "requires_grad by an operation": lambda held: held[41].mul_(held[3][0, 0]),
+    "detached from an operation": lambda held: held[42].detach_(),
+    "shape in the same memory": with_data(lambda data: data.view(9)),
+    "more dimensions than have their place": with_data(lambda data: data.view(1, 1, 1, 1, 3, 3)),
+    "dtype": with_data(Tensor.double),
+    "size in place": lambda held: held[41].resize_(8),
+    "size of a tensor of many dimensions": lambda held: held[43].resize_(2),
+    "requires_grad of a tensor of many dimensions": lambda held: held[43].requires_grad_(True),
+    "class": lambda held: setattr(held[3], "__class__", Tensor),
+    "swapped with another tensor": lambda held: torch.utils.swap_tensors(held[40], nn.Parameter(torch.ones(2))),
+}
+OTHER_CHANGES: dict[str, Callable[[list[Tensor]], object]] = {
+    "values": with_data(lambda data: data * 2),
+    "values in place": lambda held: held[41].add_(1),
+    "gradient": lambda held: held[3].sum().backward(),
+    "attribute": lambda held: setattr(held[3], "note", 1),
 }
 
 
-@pytest.mark.parametrize("name", TENSOR_CHANGES)
-@pytest.mark.parametrize("make", NAMES.values(), ids=NAMES)
-def test_properties_of_a_tensor_count_and_values_do_not(make: Callable[..., guards.Check], name: str) -> None:
-    held = tensors()
+def all_kinds() -> list[Tensor]:
+    """Return tensors of which the last ones have a history, or more dimensions than have their place."""
+    computed = torch.ones(2).mul_(torch.ones(2, requires_grad=True))
+    return [*tensors(), computed, torch.ones(1, 1, 1, 1, 1, 1)]
+
+
+@pytest.mark.filterwarnings("ignore:.*resize:UserWarning")
+@pytest.mark.parametrize("name", CHANGES_OF_PROPERTIES)
+@pytest.mark.parametrize("make", CHECKS.values(), ids=CHECKS)
+def test_properties_of_tensors_count(make: Callable[..., guards.Check], name: str) -> None:
+    held = all_kinds()
     check = make(held)
-    change, expected = TENSOR_CHANGES[name]
     assert check()
-    change(held)
-    assert check() is expected
+    CHANGES_OF_PROPERTIES[name](held)
+    assert not check()
+
+
+@pytest.mark.parametrize("name", OTHER_CHANGES)
+@pytest.mark.parametrize("make", CHECKS.values(), ids=CHECKS)
+def test_values_of_tensors_do_not_count(make: Callable[..., guards.Check], name: str) -> None:
+    held = all_kinds()
+    check = make(held)
+    OTHER_CHANGES[name](held)
+    assert check()
+
+
+def test_the_properties_of_parameters_have_their_places() -> None:
+    """If a new version of torch has others, checks of many parameters cost three times as much, and are as strict."""
+    assert tensor_words.tensor_words(nn.Parameter(torch.ones(2, 3))) is not None
+
+
+def test_where_the_places_are_others_tensors_are_checked_by_guards_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_words, "_are_as_expected", lambda: False)
+    test_properties_of_tensors_count(object_words.properties_check, "dtype")
+
+
+PLACES = ["_IMPLEMENTATION", "_AUTOGRAD", "_DIM", "_SIZES", "_DTYPE_AND_DEVICE", "_KEYS", "_GRAD_FN", "_REQUIRES_GRAD"]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_each_place_that_is_another_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(tensor_words, name, getattr(tensor_words, name) + 1)
+    assert not tensor_words._are_as_expected.__wrapped__()
 
 
 @pytest.mark.parametrize("count", [0, 1, 100])

@@ -9,7 +9,7 @@ from tests.support.paths import ROOT
 
 HOME = ROOT / "scheduler" / "pytorch" / "torch_private"
 MODULES = {path.stem for path in HOME.glob("[a-z]*.py")}
-VALUES = {"autograd", "guards", "modules", "operators", "pytree", "tensors"}
+VALUES = {"autograd", "guards", "modules", "operators", "pytree", "tensor_words", "tensors"}
 """Those that are about values; the others are about compilers and the profiler."""
 
 

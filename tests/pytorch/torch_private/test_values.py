@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from scheduler.pytorch.torch_private import autograd, guards, modules, operators, pytree, tensors
+from scheduler.pytorch.torch_private import autograd, guards, modules, operators, pytree, tensor_words, tensors
 from tests.pytorch.torch_private.expectations import VALUES, Expectations, public_names
 
 EXPECTED = Expectations()
@@ -408,3 +409,12 @@ def changes_of_the_properties_of_tensors_are_noticed() -> None:
         assert check()
         held[1].requires_grad_(False)
         assert not check()
+
+
+@EXPECTED.of("tensor_words.TensorWords", "tensor_words.tensor_words")
+def the_words_of_a_tensor_hold_its_sizes() -> None:
+    words = tensor_words.tensor_words(torch.ones(2, 3))
+    assert words is not None
+    held = [ctypes.c_uint64.from_address(address).value for address in words.of_implementation]
+    assert held[1:4] == [2, 2, 3]
+    assert tensor_words.tensor_words(torch.ones(2, 3).to_sparse()) is None
