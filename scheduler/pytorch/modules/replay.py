@@ -1,0 +1,223 @@
+"""Run a model with some calls of its modules under activation checkpointing.
+
+While a planned forward runs, and while a call is recomputed, the `forward` of the modules
+that a plan names is replaced on the instance. Hooks of these modules run outside of what is
+recomputed, and the model's class, state dict and copies are unaffected. Which plan is followed
+belongs to the thread, so other threads run the original forward of the same modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from scheduler.errors import ExecutionError
+from scheduler.pytorch.modules.calls import Decision
+from scheduler.pytorch.modules.frozen_arguments import Arguments, freeze
+from scheduler.pytorch.torch_private.autograd import is_transformed
+
+Forward = Callable[..., object]
+
+
+class Replay:
+    """A model with decisions for the calls of its modules.
+
+    Parameters
+    ----------
+    model : nn.Module
+    decisions : iterable of Decision
+        The calls that are recomputed. All others save what they save.
+    calls : mapping of str to int, optional
+        How many calls of each module the plan knows. Further calls follow the strictest
+        decision of the known ones. Without it, the last call with a decision is the last known one.
+
+    Raises
+    ------
+    ExecutionError
+        If the model has no module of the name in a decision.
+    """
+
+    def __init__(
+        self, model: nn.Module, decisions: Iterable[Decision], *, calls: Mapping[str, int] | None = None
+    ) -> None:
+        self.model = model
+        self.decisions = frozenset(decisions)
+        by_module: dict[str, list[Decision]] = {}
+        for decision in sorted(self.decisions):
+            by_module.setdefault(decision.module, []).append(decision)
+        self._planned = {
+            _find_module(model, name): _PlannedCalls(found, (calls or {}).get(name, 0))
+            for name, found in by_module.items()
+        }
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Return a context in which one forward of the model follows the decisions."""
+        with self.counting_from(Counter()):
+            yield
+
+    @contextlib.contextmanager
+    def counting_from(self, counts: Counter[nn.Module]) -> Iterator[None]:
+        """Return a context in which calls follow the decisions, after so many calls of each module."""
+        before, _thread.run = _thread.run, _Run(self, counts)
+        replaced: list[nn.Module] = []
+        try:
+            for module in self._planned:
+                _replace_forward(module)
+                replaced.append(module)
+            yield
+        finally:
+            _thread.run = before
+            for module in replaced:
+                _restore_forward(module)
+
+    def decide(self, module: nn.Module, number: int) -> Decision | None:
+        """Return the decision for a call of a planned module, None if it is not recomputed."""
+        return self._planned[module].decide(number)
+
+    def __contains__(self, module: nn.Module) -> bool:
+        """Return whether there is a decision for a call of a module."""
+        return module in self._planned
+
+
+class _PlannedCalls:
+    """The decisions for the calls of one module."""
+
+    def __init__(self, decisions: Sequence[Decision], known: int) -> None:
+        self._by_number = {decision.number: decision for decision in decisions}
+        self._known = max(known, decisions[-1].number + 1)
+        self._strictest = min(decisions, key=lambda decision: decision.keeps_expensive)
+
+    def decide(self, number: int) -> Decision | None:
+        return self._by_number.get(number) if number < self._known else self._strictest
+
+
+class _Run:
+    """A forward that follows decisions.
+
+    Attributes
+    ----------
+    replay : Replay
+    counts : Counter
+        How many calls of each planned module have begun.
+    """
+
+    def __init__(self, replay: Replay, counts: Counter[nn.Module]) -> None:
+        self.replay = replay
+        self.counts = counts
+
+
+class _Thread(threading.local):
+    """What this thread does: `run` is the forward that it runs or recomputes, None outside."""
+
+    run: _Run | None = None
+
+
+_thread = _Thread()
+
+
+class _Region:
+    """A call that is recomputed: runs the forward of a module now, and once more for each later call of this object.
+
+    Parameters
+    ----------
+    module : nn.Module
+    forward : callable
+        Its own forward.
+    run : _Run
+        The forward within which it is called.
+    """
+
+    def __init__(self, module: nn.Module, forward: Forward, run: _Run) -> None:
+        self._module = module
+        self._forward = forward
+        self._replay = run.replay
+        self._counts = run.counts.copy()
+
+    def run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Run the call, and let the backward recompute it."""
+        frozen, tensors = freeze(args, kwargs)
+        if frozen.has_iterators:
+            return self._forward(*args, **kwargs)
+        pending: list[Arguments] = [(args, kwargs)]
+
+        def call(*tensors: Tensor) -> object:
+            if pending:
+                args, kwargs = pending.pop()
+                return self._forward(*args, **kwargs)
+            args, kwargs = frozen.fill(tensors)
+            with self._replay.counting_from(self._counts.copy()):
+                return self._forward(*args, **kwargs)
+
+        return checkpoint(call, *tensors, use_reentrant=False)
+
+
+class _Replaced:
+    """A module whose forward is replaced, for as many runs as `users` says."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.users = 0
+        self._own = vars(module).get("forward")
+        self._module = module
+        # Not set as an attribute, which the module of a script or of torch.compile would handle itself.
+        vars(module)["forward"] = _planned_forward(module, module.forward)
+
+    def restore(self) -> None:
+        if self._own is None:
+            vars(self._module).pop("forward", None)
+        else:
+            vars(self._module)["forward"] = self._own
+
+
+_replaced: dict[nn.Module, _Replaced] = {}
+_replacing = threading.Lock()
+
+
+def _replace_forward(module: nn.Module) -> None:
+    """Let a module ask for a decision when it is called, until `_restore_forward` has been called as often."""
+    with _replacing:
+        if module not in _replaced:
+            _replaced[module] = _Replaced(module)
+        _replaced[module].users += 1
+
+
+def _restore_forward(module: nn.Module) -> None:
+    with _replacing:
+        replaced = _replaced[module]
+        replaced.users -= 1
+        if replaced.users == 0:
+            _replaced.pop(module).restore()
+
+
+def _planned_forward(module: nn.Module, forward: Forward) -> Forward:
+    """Return a forward that is recomputed if the plan that this thread follows says so."""
+
+    @functools.wraps(forward)
+    def planned(*args: object, **kwargs: object) -> object:
+        run = _thread.run
+        if run is None or module not in run.replay:
+            return forward(*args, **kwargs)
+        decision = run.replay.decide(module, run.counts[module])
+        run.counts[module] += 1
+        if decision is None or not torch.is_grad_enabled() or is_transformed():
+            return forward(*args, **kwargs)
+        return _Region(module, forward, run).run(args, kwargs)
+
+    return planned
+
+
+def _find_module(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        raise ExecutionError(
+            f'the plan recomputes calls of the module "{name}", but {type(model).__name__} has no module of this name:'
+            " pass the model that the plan was made for, or make a new plan"
+        ) from None
