@@ -33,7 +33,7 @@ PLAN_FORMAT = "scheduler-plan"
 PLAN_VERSION = 2
 _NAMES_SHOWN = 5
 
-Granularity = Literal["operations", "layers"]
+Granularity = Literal["operations", "modules", "layers"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Plan:
     bound, global_bound : float
         Proven lower bounds on the time, in the search space and over all schedules.
     solve_seconds : float
-    granularity : "operations" or "layers"
+    granularity : "operations", "modules" or "layers"
     torch_version : str or None
         Version of torch that was installed where the plan was made.
     package_version : str
@@ -351,7 +351,7 @@ class Plan:
             raise PlanFormatError(f"proof.status must be OPTIMAL or FEASIBLE, got {status!r}")
         granularity = fields.get("granularity")
         if granularity not in get_args(Granularity):
-            raise PlanFormatError(f'granularity must be "operations" or "layers", got {granularity!r}')
+            raise PlanFormatError(f'granularity must be "operations", "modules" or "layers", got {granularity!r}')
         try:
             graph = Graph.from_dict(fields.get("graph"))
             schedule = Schedule.from_lines(_names(fields, "schedule"))

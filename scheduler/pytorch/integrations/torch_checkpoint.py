@@ -66,7 +66,7 @@ def layer_spans(plan: Plan) -> tuple[LayerSpan, ...]:
     Raises
     ------
     InvalidOptionError
-        If the granularity of the plan is "operations".
+        If the plan is of another granularity.
     """
     if plan.granularity != "layers":
         raise InvalidOptionError(
