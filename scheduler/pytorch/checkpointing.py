@@ -61,16 +61,14 @@ def checkpointed(
 
     The module shares the parameters and buffers of `model`: give the `parameters()` of either
     to the optimizer. With `loss`, calling the module returns the loss; without, it returns what
-    the model returns. Gradients, buffers and random state are those of the model itself. Models
-    that read values of their arguments unless they are being compiled, as those of transformers
-    look for padding in an attention mask, are captured as they would be compiled, and may round
-    differently: an attention mask of ones changes the last bits in bfloat16.
+    the model returns. Gradients, buffers and random state are those of the model itself.
 
     Read anew at every call: parameters, buffers, the tensors in the arguments (also in fields of
     dataclasses and other objects), and all tensors that the model and the loss find in closures,
     globals, defaults, partials, containers, and attributes of modules and objects. Compared with
     the planned call: the shapes, dtypes and devices of all these tensors, and everything else
-    that the code reads, such as numbers, flags, strings and NumPy arrays. A difference is a
+    that the code reads, such as numbers, flags, strings and NumPy arrays; and each condition on
+    values in the arguments, such as whether an attention mask hides anything. A difference is a
     mismatch (see `on_mismatch`), so a number that a schedule changes at every step should be a
     tensor: `weight = torch.tensor(0.1)`, and `weight.fill_(0.2)` later.
 

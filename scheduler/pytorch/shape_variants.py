@@ -56,7 +56,8 @@ class ShapeVariants:
         args, kwargs, costs, memory
             As for `capture`.
         """
-        call = call_key(*read_arguments(args, kwargs))
+        signature, inputs = read_arguments(args, kwargs)
+        call = call_key(signature, inputs)
         for base in self._bases:
             varying = varying_dimensions(base.module.planned_call, call)
             if not varying or base.module.state_difference():
@@ -65,6 +66,8 @@ class ShapeVariants:
                 step = base.step(varying) or self._trace(base, varying, args, kwargs, memory)
                 if step is not None:
                     joint = step.at([key.shape for key in call.tensors])
+                    if any(condition.difference(inputs) for condition in joint.conditions):
+                        continue
                     captured = capture_at(self._model, joint, args, kwargs, costs=costs, memory=memory)
                     return captured, base.watch
             except Exception:  # torch raises errors of many kinds; the call is captured by itself

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor, fx
 
@@ -45,6 +45,13 @@ class Source:
     reads: tuple[Callable[[], Tensor], ...] = ()
 
 
+class Condition(Protocol):
+    """What the code of a step found out about the values of its arguments."""
+
+    def difference(self, inputs: Sequence[Tensor]) -> str:
+        """Return how the distinct tensors of a call differ from those of the captured one, "" if they do not."""
+
+
 @dataclass(frozen=True)
 class Joint:
     """A joint graph and the meaning of its inputs and outputs.
@@ -74,6 +81,8 @@ class Joint:
         statistics, or draws random numbers a second time.
     counters : tuple of str
         Qualified names of attributes that forward changes and that have no effect.
+    conditions : tuple of Condition
+        On the values of arguments: the step is that of calls for which they hold.
     """
 
     module: fx.GraphModule
@@ -88,3 +97,4 @@ class Joint:
     route: Route
     functional: bool = False
     counters: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()

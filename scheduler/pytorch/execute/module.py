@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import Signature, read_arguments
+from scheduler.pytorch.capture.joint import Condition
 from scheduler.pytorch.execute.guards import CallKey, Modes, call_key
 from scheduler.pytorch.execute.verification import Comparison, Verification
 from scheduler.pytorch.guards.outside_states import OutsideStates
@@ -69,6 +70,8 @@ class CheckpointedModule(nn.Module):
     on_mismatch : "error", "plain" or "plan"
     others : OtherPlans or None
         The plans for other calls, with `on_mismatch="plan"`.
+    conditions : tuple of Condition
+        On the values of the arguments: the plan is for calls for which they hold.
     runner : StepRunner
     """
 
@@ -91,6 +94,7 @@ class CheckpointedModule(nn.Module):
         self.training = module.training
         self.planned_call = call_key(*read_arguments(args, kwargs))
         self.modes = Modes(module)
+        self.conditions: tuple[Condition, ...] = ()
         self.register_state_dict_post_hook(_drop_prefix)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
 
@@ -131,13 +135,13 @@ class CheckpointedModule(nn.Module):
                 ' AD: transform the original, which is in the attribute "module", or pass on_mismatch="plain"'
             )
         call = call_key(signature, tensors)
-        difference = self.difference(call)
+        difference = self.difference(call, tensors)
         if not difference:
             return self
         if self.on_mismatch == "plain":
             return None
         if self.others is not None:
-            return self.others.find(call, args, kwargs)
+            return self.others.find(call, tensors, args, kwargs)
         raise ExecutionError(
             f'this call differs from the planned one: {difference}. Pass on_mismatch="plan" to make a plan for it,'
             ' or on_mismatch="plain" to run the model without a plan.'
@@ -238,9 +242,18 @@ class CheckpointedModule(nn.Module):
         outputs = self.module(*args, **kwargs)
         return outputs if self.loss is None else self.loss(outputs)
 
-    def difference(self, call: CallKey) -> str:
-        """Return the first difference between a call, or the model now, and the plan; "" if there is none."""
-        return call.difference(self.planned_call) or self.state_difference()
+    def difference(self, call: CallKey, inputs: Sequence[Tensor]) -> str:
+        """Return the first difference between a call, or the model now, and the plan; "" if there is none.
+
+        Parameters
+        ----------
+        call : CallKey
+        inputs : sequence of Tensor
+            The distinct tensors of the call.
+        """
+        if found := call.difference(self.planned_call) or self.state_difference():
+            return found
+        return next((found for condition in self.conditions if (found := condition.difference(inputs))), "")
 
     def state_difference(self) -> str:
         """Return the first difference between the model now and when it was planned; "" if there is none."""
@@ -326,9 +339,11 @@ class OtherPlans:
         self.max_shapes = max_shapes
         self._make = make
 
-    def find(self, call: CallKey, args: Sequence[object], kwargs: Mapping[str, object]) -> CheckpointedModule:
-        """Return the module that covers a call; if there is none, make one."""
-        found = next((module for module in self.modules if not module.difference(call)), None)
+    def find(
+        self, call: CallKey, inputs: Sequence[Tensor], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> CheckpointedModule:
+        """Return the module that covers a call with these distinct tensors; if there is none, make one."""
+        found = next((module for module in self.modules if not module.difference(call, inputs)), None)
         if found is None:
             found = self._make(args, kwargs)
         else:

@@ -73,6 +73,7 @@ class CapturedModule(CheckpointedModule):
     ) -> None:
         super().__init__(module, args, kwargs, **settings)
         self.program = program
+        self.conditions = captured.joint.conditions
         if watch is None:
             watch = Watch(module, self.loss, ignore=captured.joint.counters)
         self.runner = _ProgramRunner(self, captured, program, watch)

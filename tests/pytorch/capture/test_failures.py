@@ -130,7 +130,7 @@ def test_a_refusal_names_the_line_of_each_attempt():
         def forward(self, x: Tensor) -> Tensor:
             if torch.compiler.is_compiling():
                 torch._dynamo.graph_break()  # only TorchDynamo stops here
-            return self.linear(x).sum() if x.sum() > 0 else x.sum()  # the direct attempt stops here
+            return x.sum() if self.linear(x).sum() > 0 else -x.sum()  # the direct attempt stops here
 
     pattern = rf"Traced directly: .*{line_of('# the direct attempt')}.*TorchDynamo: .*{line_of('# only TorchDynamo')}"
     with pytest.raises(CaptureError, match=pattern):

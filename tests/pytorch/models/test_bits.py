@@ -54,6 +54,25 @@ def test_a_model_trains_like_autograd_in_bfloat16_in_the_predicted_memory(name: 
     check_like_autograd(module, recompute_most, case.batch(1))
 
 
+MASKS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
+    "nothing is masked": lambda ids: {"attention_mask": torch.ones_like(ids)},
+    "padding": lambda ids: {"attention_mask": (torch.arange(ids.shape[1]) < 20).long().expand_as(ids).contiguous()},
+    "packed sequences": lambda ids: {"position_ids": (torch.arange(ids.shape[1]) % 16).expand_as(ids).contiguous()},
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_is_read_as_eager_reads_it(name: str, precision: Precision) -> None:
+    """Transformers drops a mask that hides nothing, which lets another kernel compute the attention."""
+    if "hf-llama" not in model_names():
+        pytest.skip("transformers is not installed")
+    case = make_model("hf-llama", **SMALL["hf-llama"])
+    _, kwargs = case.batch(1)
+    module = InPrecision(case.module, precision, case.loss)
+    check_like_autograd(module, recompute_most, ((), kwargs | MASKS[name](kwargs["input_ids"])))
+
+
 class Wrapped(nn.Module):
     """A function of the outputs of a linear layer, with a loss that gives each element another gradient."""
 

@@ -29,7 +29,7 @@ from scheduler.pytorch.capture.exporting.failures import (
     describe_failure,
 )
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss, StepForm
-from scheduler.pytorch.capture.exporting.known_values import KnownValues
+from scheduler.pytorch.capture.exporting.known_values import Condition, KnownValues
 from scheduler.pytorch.capture.exporting.norms import correct_norms
 from scheduler.pytorch.capture.exporting.varying_sizes import Conditions, Varying, VaryingGraph
 from scheduler.pytorch.capture.held_tensors import held_tensors, kept_separate
@@ -56,7 +56,11 @@ from scheduler.pytorch.torch_private.symbolic_sizes import (
     fakes_of_varying_sizes,
     mark_varying,
 )
-from scheduler.pytorch.torch_private.tensors import DataDependentOutputException, is_traceable_wrapper_subclass
+from scheduler.pytorch.torch_private.tensors import (
+    DataDependentOutputException,
+    is_fake,
+    is_traceable_wrapper_subclass,
+)
 
 
 def export_joint(
@@ -134,8 +138,11 @@ class VaryingStep:
             If what was traced does not hold for them.
         """
         traced = self._traced
-        graph = VaryingGraph(traced.graph, traced.shapes, traced.varying, traced.conditions).at(shapes)
-        return _joint_of(replace(traced, graph=graph))
+        graph = VaryingGraph(traced.graph, traced.shapes, traced.varying, traced.conditions)
+        answers = tuple(condition.at(graph.sizes(shapes)) for condition in traced.answers)
+        if any(not condition.names and condition.difference(()) for condition in answers):
+            raise CaptureError(f"the step takes another path for the shapes {[*shapes]}")
+        return _joint_of(replace(traced, graph=graph.at(shapes), answers=answers))
 
 
 @dataclass(frozen=True)
@@ -150,11 +157,13 @@ class _Traced:
     shapes: tuple[tuple[int, ...], ...]
     varying: Varying
     conditions: tuple[Conditions, ...]
+    answers: tuple[Condition, ...]
 
 
 def _joint_of(traced: _Traced) -> Joint:
     rewrite(traced.graph)
-    joint = replace(_read_joint(traced.graph, traced.form, traced.route), counters=traced.counters)
+    answers = tuple(condition for condition in traced.answers if condition.names)
+    joint = replace(_read_joint(traced.graph, traced.form, traced.route), counters=traced.counters, conditions=answers)
     check_observers(joint)
     if traced.has_loss:
         _check_loss(joint)
@@ -184,11 +193,12 @@ def _trace(
         route: Route = "direct"
         conditions: tuple[Conditions, ...] = ()
         step = FlatStep(core, signature, held)
+        known = KnownValues(given, tensor_paths(signature))
         try:
             with noted_locations(module), draws.recorded():
-                exported = _export(step, tensors)
+                exported = _export(step, tensors, known)
         except Exception as direct:  # torch raises errors of many kinds here
-            draws.check(functools.partial(_export, step, tensors))
+            draws.check(functools.partial(_export, step, tensors, known))
             if changed := attributes.changed() | draws.changed_values():
                 attributes.restore()
                 draws.put_back()
@@ -202,7 +212,8 @@ def _trace(
                     tensors = fakes_of_varying_sizes(given, varying)  # without what the first attempt found out
                     conditions = (conditions_of(captured),)
                 step = FlatStep(captured, signature, held)
-                exported = _export(step, tensors)
+                known = KnownValues(given, tensor_paths(signature))
+                exported = _export(step, tensors, known)
             except Exception as error:
                 draws.check(lambda: None)
                 attributes.restore()
@@ -213,14 +224,16 @@ def _trace(
             draws.check_dropped(dropped)
         for node in exported.graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
             check_call(node)  # before the draws: tracing a collective in place draws from Python's random itself
-        draws.check(functools.partial(_export, step, tensors))
+        again = functools.partial(_export, step, tensors, known)
+        draws.check(again)
         draws.check_generators(exported)
         check_outputs(step.output_leaves)
-        counters = _check_state(attributes, draws, step, tensors, exported, route)
+        counters = _check_state(attributes, draws, step, again, exported, route)
     if varying is not None:
         conditions = (*conditions, conditions_of(tensors[0]))
     shapes = tuple(tuple(tensor.shape) for tensor in given)
-    return _Traced(exported, step.form, route, counters, loss is not None, shapes, varying or {}, conditions)
+    answers = tuple(known.conditions)
+    return _Traced(exported, step.form, route, counters, loss is not None, shapes, varying or {}, conditions, answers)
 
 
 def _marked(
@@ -286,13 +299,16 @@ def _untouched(module: nn.Module) -> Iterator[Attributes]:
         attributes.restore()
 
 
-def _export(step: FlatStep, tensors: Sequence[Tensor]) -> fx.GraphModule:
+def _export(step: FlatStep, tensors: Sequence[Tensor], known: KnownValues | None = None) -> fx.GraphModule:
+    known = known or KnownValues()
     with warnings.catch_warnings(), eager_kernels():
         warnings.simplefilter("ignore")
         try:
-            exported = export_joint_graph(step, tensors)
-        except DataDependentOutputException:  # a branch on a value, which may follow from shapes alone
-            with KnownValues():
+            # With symbolic sizes, a value that is read would become a symbol, too.
+            with known.of_arguments(step) if any(map(is_fake, tensors)) else contextlib.nullcontext():
+                exported = export_joint_graph(step, tensors)
+        except DataDependentOutputException:  # a branch on a value, which may follow from shapes or arguments
+            with known.of_arguments(step):
                 exported = export_joint_graph(step, tensors)
     correct_norms(exported.graph)
     return exported
@@ -398,7 +414,7 @@ def _check_state(
     attributes: Attributes,
     draws: OutsideDraws,
     step: FlatStep,
-    tensors: Sequence[Tensor],
+    export_again: Callable[[], fx.GraphModule],
     exported: fx.GraphModule,
     route: Route,
 ) -> tuple[str, ...]:
@@ -406,11 +422,11 @@ def _check_state(
     counters: tuple[str, ...] = ()
     changed = {name: value for name, value in attributes.changed().items() if not isinstance(value, Tensor)}
     changed |= draws.changed_values()
-    if any(map(is_number, changed.values())) and route == "direct":
-        again = _export(step, tensors)
-        if again.code == exported.code:  # the numbers have changed once more without effect: forward only counts
-            counters = tuple(name for name, value in changed.items() if is_number(value))
-            changed = {name: value for name, value in changed.items() if not is_number(value)}
+    has_numbers = any(map(is_number, changed.values())) and route == "direct"
+    if has_numbers and export_again().code == exported.code:
+        # The numbers have changed once more without effect: forward only counts.
+        counters = tuple(name for name, value in changed.items() if is_number(value))
+        changed = {name: value for name, value in changed.items() if not is_number(value)}
     if names := [*changed, *step.constants_read_and_replaced(exported)]:
         raise CaptureError(describe_kept(names))
     return counters

@@ -1,82 +1,220 @@
-"""Values that follow from shapes and from Python alone, such as positions, computed while a step is traced.
+"""Values that follow from shapes, from Python and from the arguments of a call, computed while a step is traced.
 
-Fake tensors have no values, so a branch on one cannot be traced. Eager PyTorch takes the same
-branch at each call, though, if the value depends on no parameter, buffer, argument or random
-number.
+Fake tensors have no values, so a branch on one cannot be traced. If the value depends on no
+parameter, buffer or random number, it can be computed, though. Where it follows from shapes and
+Python alone, eager PyTorch takes the same branch at each call. Where it depends on arguments,
+such as whether a mask hides anything, a condition is recorded: the traced step is that of all
+calls with the same answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor, nn
 
-from scheduler.pytorch.torch_private.autograd import TorchDispatchMode, modes_disabled
+from scheduler.pytorch.torch_private.autograd import (
+    TorchDispatchMode,
+    autocast_disabled,
+    below_autograd,
+    modes_disabled,
+)
 from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
 from scheduler.pytorch.torch_private.pytree import tree_leaves, tree_map_only
-from scheduler.pytorch.torch_private.symbolic_sizes import SYMBOLIC
+from scheduler.pytorch.torch_private.symbolic_sizes import SYMBOLIC, size_at
+from scheduler.pytorch.torch_private.tensors import is_fake
 
 _FACTORIES = {"aten::" + name for name in ("arange", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros")}
 """Operators that make known values from no tensor."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class _Input:
+    """A tensor among the arguments of the step, by its position among the distinct ones."""
+
+    position: int
+
+
+@dataclass(frozen=True, eq=False)
 class _Call:
-    """A call of an operator whose results are known, to be repeated with real tensors once a value is read."""
+    """A call of an operator whose results are known.
+
+    Attributes
+    ----------
+    args, kwargs
+        With the origin of each tensor in its place.
+    inputs : frozenset of int
+        Positions of the arguments of the step that the results depend on.
+    is_symbolic : bool
+        Whether they depend on symbolic sizes.
+    """
 
     operator: OpOverload
     args: Sequence[object]
     kwargs: Mapping[str, object]
-    results: list[Tensor] = field(default_factory=list)
-    """The real results, once computed."""
+    inputs: frozenset[int]
+    is_symbolic: bool
+
+
+@dataclass(frozen=True)
+class _Result:
+    """One result of a call."""
+
+    call: _Call
+    position: int
+
+
+_Origin = _Input | _Result
+
+
+class _Values:
+    """Computes known values from the arguments of a call, and from sizes where they are symbolic."""
+
+    def __init__(self, inputs: Sequence[Tensor], sizes: Mapping[int, int] | None) -> None:
+        self._inputs = inputs
+        self._sizes = sizes
+        self._results: dict[_Call, object] = {}
+
+    def of(self, call: _Call) -> object:
+        if call not in self._results:
+            args, kwargs = tree_map_only((_Input, _Result, SymInt), self._real, (call.args, call.kwargs))
+            self._results[call] = call.operator(*args, **kwargs)
+        return self._results[call]
+
+    def _real(self, leaf: _Input | _Result | SymInt) -> object:
+        if isinstance(leaf, _Input):
+            return self._inputs[leaf.position]
+        if isinstance(leaf, _Result):
+            return tree_leaves(self.of(leaf.call))[leaf.position]
+        return size_at(leaf, self._sizes) if self._sizes is not None else leaf.node.hint
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """An answer that the code of a step got from the values of its arguments.
+
+    Attributes
+    ----------
+    call : _Call
+        What reads the value.
+    answer : bool
+    names : tuple of str
+        The arguments that it depends on.
+    sizes : dict of int to int, optional
+        What the sizes of the trace are replaced by.
+    """
+
+    call: _Call = field(repr=False)
+    answer: bool
+    names: tuple[str, ...]
+    sizes: Mapping[int, int] | None = None
+
+    def at(self, sizes: Mapping[int, int]) -> Condition:
+        """Return the condition for calls of other sizes."""
+        return replace(self, sizes=sizes)
+
+    def difference(self, inputs: Sequence[Tensor]) -> str:
+        """Return how the answer differs for the distinct tensors of a call, "" if it does not."""
+        with torch.no_grad(), below_autograd(), autocast_disabled():
+            answer = bool(_Values(inputs, self.sizes).of(self.call))
+        if answer == self.answer:
+            return ""
+        what = f"the values of {', '.join(self.names)}" if self.names else "sizes"
+        return f"a condition on {what} was {self.answer} when the plan was made, is {answer}"
 
 
 class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answer what reads the values of tensors that were computed from no tensor but known ones.
 
     Any change in place makes all values unknown: the tensor that is changed may be a view of a
-    known one. Values of symbolic sizes are not known either.
+    known one. Of values that depend on arguments, only answers to conditions are given.
+
+    Parameters
+    ----------
+    given : sequence of Tensor
+        The distinct tensors in the arguments of the step.
+    names : sequence of str
+        Of each.
+
+    Attributes
+    ----------
+    conditions : list of Condition
+        What the trace depends on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, given: Sequence[Tensor] = (), names: Sequence[str] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._known: dict[int, tuple[Tensor, _Call, int]] = {}
-        """By identity of a tensor: the tensor, which must live, the call that it came from, and its position."""
+        self._given = given
+        self._names = names
+        self._values = _Values([tensor.detach() for tensor in given], None)
+        self._known: dict[int, tuple[Tensor, _Origin]] = {}
+        """By identity of a tensor: the tensor, which must live, and where it came from."""
+        self.conditions: list[Condition] = []
+
+    @contextlib.contextmanager
+    def of_arguments(self, step: nn.Module) -> Iterator[None]:
+        """Answer questions while a step is traced, whose arguments have the given values."""
+        handle = step.register_forward_pre_hook(self._enter)
+        try:
+            with self:
+                yield
+        finally:
+            handle.remove()
+            self._known.clear()
+
+    def _enter(self, step: object, tensors: Sequence[Tensor]) -> None:
+        """Begin a run of the step; only the last one is traced."""
+        self.conditions = []
+        self._known.clear()
+        for position, (tensor, given) in enumerate(zip(tensors, self._given, strict=False)):
+            if not (given.requires_grad or is_fake(given) or given.device.type == "meta"):
+                self._known[id(tensor)] = tensor, _Input(position)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
         kwargs = kwargs or {}
-        leaves = tree_leaves((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if schema_of(func).is_mutable:
             self._known.clear()
-        is_known = all(id(tensor) in self._known for tensor in tensors) and not any(
-            isinstance(leaf, SYMBOLIC) for leaf in leaves
-        )
-        call = _Call(func, args, kwargs)
-        if is_known and tensors and torch.Tag.data_dependent_output in func.tags:
-            with modes_disabled():
-                return self._run(call)
+        leaves = tree_leaves((args, kwargs))
+        has_inputs = any(isinstance(leaf, Tensor) for leaf in leaves)
+        call = self._call(func, args, kwargs)
+        if call is not None and has_inputs and torch.Tag.data_dependent_output in func.tags:
+            with modes_disabled(), torch.no_grad():
+                value = self._values.of(call)
+            if isinstance(value, bool) or not call.inputs:
+                self._note(call, value)
+                return value
         result = func(*args, **kwargs)
-        if is_known and _has_value(func, has_inputs=bool(tensors)):
+        if call is not None and _has_value(func, has_inputs=has_inputs):
             for position, leaf in enumerate(tree_leaves(result)):
                 if isinstance(leaf, Tensor):
-                    self._known[id(leaf)] = leaf, call, position
+                    self._known[id(leaf)] = leaf, _Result(call, position)
         return result
 
-    def _run(self, call: _Call) -> object:
-        args, kwargs = tree_map_only(Tensor, self._value, (call.args, call.kwargs))
-        return call.operator(*args, **kwargs)
+    def _note(self, call: _Call, value: object) -> None:
+        if call.inputs or call.is_symbolic:
+            self.conditions.append(Condition(call, bool(value), tuple(self._names[i] for i in sorted(call.inputs))))
 
-    def _value(self, tensor: Tensor) -> Tensor:
-        _, call, position = self._known[id(tensor)]
-        if not call.results:
-            call.results = tree_leaves(self._run(call))
-        return call.results[position]
+    def _call(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Call | None:
+        """Return a call with the origins of its tensors; None if one is unknown."""
+        leaves = tree_leaves((args, kwargs))
+        if any(id(leaf) not in self._known if isinstance(leaf, Tensor) else _is_unknown(leaf) for leaf in leaves):
+            return None
+        origins = [self._known[id(leaf)][1] for leaf in leaves if isinstance(leaf, Tensor)]
+        calls = [origin.call for origin in origins if isinstance(origin, _Result)]
+        inputs = {origin.position for origin in origins if isinstance(origin, _Input)}.union(*(c.inputs for c in calls))
+        is_symbolic = any(isinstance(leaf, SymInt) for leaf in leaves) or any(c.is_symbolic for c in calls)
+        args, kwargs = tree_map_only(Tensor, lambda tensor: self._known[id(tensor)][1], (args, kwargs))
+        return _Call(func, args, kwargs, frozenset(inputs), is_symbolic)
+
+
+def _is_unknown(leaf: object) -> bool:
+    return isinstance(leaf, SYMBOLIC) and not isinstance(leaf, SymInt)
 
 
 def _has_value(operator: OpOverload, *, has_inputs: bool) -> bool:

@@ -54,6 +54,16 @@ class VaryingGraph:
         CaptureError
             If the trace does not hold for them.
         """
+        return _at_sizes(self.module, self.sizes(shapes))
+
+    def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
+        """Return what each size of the trace is for arguments of these shapes.
+
+        Raises
+        ------
+        CaptureError
+            If the trace does not hold for them.
+        """
         sizes: dict[int, int] = {}
         holds = True
         for position, (traced, wanted) in enumerate(zip(self.shapes, shapes, strict=True)):
@@ -63,7 +73,7 @@ class VaryingGraph:
                 holds = holds and known == other
         if not holds or not all(hold(sizes) for hold in self.conditions):
             raise CaptureError(f"the step was traced under conditions that do not hold for the shapes {[*shapes]}")
-        return _at_sizes(self.module, sizes)
+        return sizes
 
 
 def _at_sizes(module: fx.GraphModule, sizes: Mapping[int, int]) -> fx.GraphModule:
