@@ -289,7 +289,7 @@ class _Walk:
             yield from self._inside(name, value, has_values=has_values)
 
     def _inside(self, name: str, value: object, *, has_values: bool = True) -> Iterator[OutsideState]:
-        if id(value) in self._seen:
+        if id(value) in self._seen or isinstance(value, torch.jit.ScriptModule):  # which holds no Python objects
             return
         self._seen.add(id(value))
         if isinstance(value, set):

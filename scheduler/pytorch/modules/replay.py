@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scheduler.errors import ExecutionError
+from scheduler.pytorch.guards.outside_states import OutsideStates
+from scheduler.pytorch.guards.read_names import ReadNames
+from scheduler.pytorch.modules.call_state import CallState, ChangingBuffers, cannot_be_restored
 from scheduler.pytorch.modules.calls import Decision
 from scheduler.pytorch.modules.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.torch_private.autograd import is_transformed
@@ -56,20 +59,24 @@ class Replay:
             _find_module(model, name): _PlannedCalls(found, (calls or {}).get(name, 0))
             for name, found in by_module.items()
         }
+        states = OutsideStates(model, None, ReadNames(model, None)).states
+        self._generators = [state for state in states if state.is_random]
+        self._changing: ChangingBuffers = {}
+        self._inside: dict[nn.Module, list[nn.Module]] = {}
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Return a context in which one forward of the model follows the decisions."""
-        with self.counting_from(Counter()):
+        with self.counting_from(Counter(), within=self.model):
             yield
 
     @contextlib.contextmanager
-    def counting_from(self, counts: Counter[nn.Module]) -> Iterator[None]:
-        """Return a context in which calls follow the decisions, after so many calls of each module."""
+    def counting_from(self, counts: Counter[nn.Module], *, within: nn.Module) -> Iterator[None]:
+        """Return a context in which calls in one module follow the decisions, after so many calls of each module."""
         before, _thread.run = _thread.run, _Run(self, counts)
         replaced: list[nn.Module] = []
         try:
-            for module in self._planned:
+            for module in self._planned_inside(within):
                 _replace_forward(module)
                 replaced.append(module)
             yield
@@ -77,6 +84,15 @@ class Replay:
             _thread.run = before
             for module in replaced:
                 _restore_forward(module)
+
+    def _planned_inside(self, module: nn.Module) -> list[nn.Module]:
+        if module not in self._inside:
+            self._inside[module] = [part for part in module.modules() if part in self._planned]
+        return self._inside[module]
+
+    def state_of(self, module: nn.Module) -> CallState:
+        """Return the state that a call of a planned module finds now."""
+        return CallState(module, self._planned[module].name, self._generators, self._changing)
 
     def decide(self, module: nn.Module, number: int) -> Decision | None:
         """Return the decision for a call of a planned module, None if it is not recomputed."""
@@ -88,9 +104,10 @@ class Replay:
 
 
 class _PlannedCalls:
-    """The decisions for the calls of one module."""
+    """The decisions for the calls of one module, called `name`."""
 
     def __init__(self, decisions: Sequence[Decision], known: int) -> None:
+        self.name = decisions[0].module
         self._by_number = {decision.number: decision for decision in decisions}
         self._known = max(known, decisions[-1].number + 1)
         self._strictest = min(decisions, key=lambda decision: decision.keeps_expensive)
@@ -144,19 +161,22 @@ class _Region:
     def run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the call, and let the backward recompute it."""
         frozen, tensors = freeze(args, kwargs)
-        if frozen.has_iterators:
+        if frozen.has_iterators or cannot_be_restored(self._module):
             return self._forward(*args, **kwargs)
+        state = self._replay.state_of(self._module)
         pending: list[Arguments] = [(args, kwargs)]
 
         def call(*tensors: Tensor) -> object:
             if pending:
                 args, kwargs = pending.pop()
-                return self._forward(*args, **kwargs)
+                outputs = self._forward(*args, **kwargs)
+                state.end()
+                return outputs
             args, kwargs = frozen.fill(tensors)
-            with self._replay.counting_from(self._counts.copy()):
+            with state.restored(), self._replay.counting_from(self._counts.copy(), within=self._module):
                 return self._forward(*args, **kwargs)
 
-        return checkpoint(call, *tensors, use_reentrant=False)
+        return checkpoint(call, *tensors, use_reentrant=False, preserve_rng_state=False)
 
 
 class _Replaced:
