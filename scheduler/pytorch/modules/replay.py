@@ -176,7 +176,9 @@ class _Region:
             with state.restored(), self._replay.counting_from(self._counts.copy(), within=self._module):
                 return self._forward(*args, **kwargs)
 
-        return checkpoint(call, *tensors, use_reentrant=False, preserve_rng_state=False)
+        # torch ends a recomputation with an error of its own, which TorchScript would replace.
+        is_script = any(isinstance(part, torch.jit.ScriptModule) for part in self._module.modules())
+        return checkpoint(call, *tensors, use_reentrant=False, preserve_rng_state=False, early_stop=not is_script)
 
 
 class _Replaced:
