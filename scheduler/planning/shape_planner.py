@@ -6,6 +6,7 @@ times. A schedule of the one, as a sequence of operations, is then a schedule of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 from scheduler.api import SolveOptions, lower, make_plan, plan_of, propose_with_bounds
@@ -15,7 +16,7 @@ from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import structure
-from scheduler.problem import Problem
+from scheduler.problem import Problem, least_time
 from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solution import TOLERANCE, Proposal, Solution, grade, relative_gap
@@ -28,6 +29,9 @@ LATER_SEARCH_SHARE = 0.2
 LEAST_SEARCH_SECONDS = 1.0
 """Every search may take this long."""
 
+SAME_TIMES = 0.01
+"""Steps of the same sizes are taken for the same if their times differ by at most this share: measured ones vary."""
+
 MOST_KNOWN = 8
 """Number of different schedules of one structure from which a search begins."""
 
@@ -37,7 +41,8 @@ class ShapePlanner:
 
     The first shape is planned as by `make_plan`. For another shape with the same operations,
     the schedules found so far are simulated. The fastest that fits is taken over if no schedule
-    can be faster by more than the gap. Otherwise a search begins with all of them, and may
+    can be faster by more than the gap, or if a step of the same sizes has been planned: a number
+    in it has changed. Otherwise a search begins with all of them, and may
     take `LATER_SEARCH_SHARE` of the longest search so far, or `LEAST_SEARCH_SECONDS` if that is
     more. It takes its full time limit only if no schedule is known to fit at the end.
 
@@ -63,6 +68,8 @@ class ShapePlanner:
         self.searches = 0
         self._known: dict[Hashable, list[tuple[int, ...]]] = {}
         self._longest: dict[Hashable, float] = {}
+        self._least_times: dict[Hashable, float] = {}
+        """Of the steps planned so far, by structure, sizes and budget."""
 
     def plan(self, graph_or_chain: Graph | Chain) -> Plan:
         """Return a plan for the step in one shape.
@@ -82,23 +89,25 @@ class ShapePlanner:
         if self.budget_bytes is not None:
             starts = tuple(schedule_from_runs(graph, runs) for runs in self._known.get(key, ()))
             problem = Problem(graph, self.budget_bytes, self.options.get("reorder", True), chain, starts, gap=self._gap)
-            solution = self._take_over(problem) or self._search_from(problem, self._longest.get(key))
+            before = self._least_times.get(self._exact(key, graph), 0.0)
+            is_known = math.isclose(before, problem.least_time, rel_tol=SAME_TIMES)
+            solution = self._take_over(problem, is_known=is_known) or self._search_from(problem, self._longest.get(key))
         plan = self._search_anew(graph_or_chain) if solution is None else plan_of(graph_or_chain, solution)
         self.budget_bytes = plan.budget_bytes
         self._keep(key, plan)
         return plan
 
-    def _take_over(self, problem: Problem) -> Solution | None:
-        """Return the fastest known schedule that fits, if no schedule can be much faster."""
+    def _take_over(self, problem: Problem, *, is_known: bool) -> Solution | None:
+        """Return the fastest known schedule that fits, if no schedule can be much faster or the problem is known."""
         started = clock.now()
         fitting = [(time, start) for start in problem.starts if (time := _time_if_valid(problem, start)) is not None]
         if not fitting:
             return None
         time, schedule = min(fitting, key=lambda entry: entry[0])
-        if relative_gap(time, problem.least_time) > max(problem.gap, TOLERANCE):
+        if not is_known and relative_gap(time, problem.least_time) > max(problem.gap, TOLERANCE):
             return None
         space = "input order" if follows_input_order(problem.graph, schedule) else "any order"
-        found = Proposal(schedule, space, messages=("the schedule of another shape of this step",))
+        found = Proposal(schedule, space, messages=("the schedule of an earlier plan for this step",))
         return grade(problem, found, solver=self._solver, seconds=clock.now() - started)
 
     def _search_from(self, problem: Problem, longest: float | None) -> Solution | None:
@@ -138,8 +147,13 @@ class ShapePlanner:
         runs = tuple(runs_of(plan.graph, plan.schedule))
         known = [other for other in self._known.get(key, ()) if other != runs]
         self._known[key] = [*known, runs][-MOST_KNOWN:]
+        self._least_times[self._exact(key, plan.graph)] = least_time(plan.graph)
         if plan.overhead > 0:  # otherwise it needed no search, and says nothing about how long one takes
             self._longest[key] = max(self._longest.get(key, 0.0), plan.solve_seconds)
+
+    def _exact(self, key: Hashable, graph: Graph) -> Hashable:
+        """Return a key that graphs of one structure share if they also have the same sizes and budget."""
+        return key, tuple(tensor.size_bytes for tensor in graph.tensors), self.budget_bytes
 
     @property
     def _gap(self) -> float:

@@ -88,6 +88,23 @@ def test_a_schedule_that_is_slower_or_does_not_fit_is_where_the_search_begins(se
     assert searcher.seconds == pytest.approx([20.0, later, later], abs=0.5)
 
 
+def test_a_step_of_the_same_sizes_is_planned_without_a_search(searcher: Searcher) -> None:
+    """A loss weight that a schedule changes gives an equal graph, except for noise in measured times."""
+    graph = grown(100, uniform_chain(8, size=1))
+    noisy, slower = (
+        replace(graph, operations=[replace(operation, time=operation.time * factor) for operation in graph.operations])
+        for factor in (1.005, 2)
+    )
+    plans = planner(graph, 0.6)
+    first = plans.plan(graph)
+    for again in (noisy, graph):
+        assert plans.plan(again).schedule == first.schedule
+    assert first.overhead > 0.005
+    assert plans.searches == 1
+    plans.plan(slower)
+    assert plans.searches == 2
+
+
 def test_ten_lengths_take_at_most_three_times_the_seconds_of_one(searcher: Searcher) -> None:
     plans = planner(grown(100, uniform_chain(8, size=1)), 0.7)
     for length in (100, 97, 103, 95, 99, 90, 101, 98, 92, 96):
