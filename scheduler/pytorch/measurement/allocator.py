@@ -6,10 +6,11 @@ import bisect
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
-from scheduler.pytorch.torch_private.profiler import AllocationFields, ProfilerEvent, event_trees
+from scheduler.pytorch.torch_private.profiler import AllocationFields, ProfilerEvent, RecordFunction, event_trees
 
 Step = Callable[[], object]
 """One training step, that is, a forward and a backward; it clears old gradients itself."""
@@ -31,23 +32,39 @@ def allocator_peaks(steps: Sequence[Step]) -> list[int]:
     accelerator, only the accelerator's memory counts. Unlike the allocator's own peak, the sum
     does not include what the step frees first, such as the gradients of the step before.
     """
-    profiler = torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    )
+
+    def run() -> None:
+        for number, step in enumerate(steps):
+            with named_region(f"{_STEP}{number}"):
+                step()
+
+    peaks = peaks_of_regions(run, _STEP)
+    return [peaks[f"{_STEP}{number}"] for number in range(len(steps))]
+
+
+def peaks_of_regions(run: Callable[[], object], prefix: str) -> dict[str, int]:
+    """Return the peak of each region of a run that `named_region` gave a name with this prefix.
+
+    Regions are not nested in each other; a peak is counted as by `allocator_peaks`.
+    """
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     with _native_stderr_closed():
         profiler.start()
     try:
-        for number, step in enumerate(steps):
-            with torch.profiler.record_function(f"{_STEP}{number}"):
-                step()
+        run()
     finally:
         with _native_stderr_closed():
             profiler.stop()
     roots = event_trees(profiler)
     events = list(_with_children(roots))
-    spans = {event.name: event for event in events if event.name.startswith(_STEP)}
+    spans = {event.name: event for event in events if event.name.startswith(prefix)}
     allocations = sorted(_allocations(events), key=_time_of)
-    return [peak_bytes(_within(spans[f"{_STEP}{number}"], allocations)) for number in range(len(steps))]
+    return {name: peak_bytes(_within(span, allocations)) for name, span in spans.items()}
+
+
+def named_region(name: str, *, active: bool = True) -> AbstractContextManager[object]:
+    """Return a context that the profiler sees under a name; it costs nothing if it is not active."""
+    return RecordFunction(name) if active else contextlib.nullcontext()
 
 
 _STEP = "scheduler step "

@@ -244,11 +244,11 @@ def spans(root: profiler.ProfilerEvent) -> list[profiler.ProfilerEvent]:
     return [root, *(event for child in root.children for event in spans(child))]
 
 
-@EXPECTED.of("profiler.event_trees", "profiler.ProfilerEvent", "profiler.AllocationFields")
+@EXPECTED.of("profiler.event_trees", "profiler.ProfilerEvent", "profiler.AllocationFields", "profiler.RecordFunction")
 def allocations_are_events_with_addresses_and_times() -> None:
-    profile = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+    profile = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     profile.start()
-    with torch.profiler.record_function("a span"):
+    with profiler.RecordFunction("a span"):
         held = torch.empty(1000)
         address = held.data_ptr()
         del held
