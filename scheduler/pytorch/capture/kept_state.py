@@ -14,7 +14,7 @@ from scheduler.pytorch.capture.module_state import Attributes
 from scheduler.pytorch.guards.outside_states import OutsideState
 from scheduler.pytorch.measurement.rng import Generators, restore_generators, save_generators
 from scheduler.pytorch.torch_private import pytree
-from scheduler.pytorch.torch_private.modules import MODULES
+from scheduler.pytorch.torch_private.modules import MODULES, PARAMETERS
 from scheduler.pytorch.torch_private.tensors import is_traceable_wrapper_subclass, storage_id
 
 
@@ -72,14 +72,23 @@ class State:
         In addition to those that the modules hold. Values are copied to the CPU.
     generators : iterable of OutsideState
         As for `RandomState`.
+    parameters : bool
+        Whether to copy the values of parameters too, which only an optimizer changes as a rule.
     """
 
     def __init__(
-        self, modules: Iterable[nn.Module], tensors: Iterable[Tensor] = (), generators: Iterable[OutsideState] = ()
+        self,
+        modules: Iterable[nn.Module],
+        tensors: Iterable[Tensor] = (),
+        generators: Iterable[OutsideState] = (),
+        *,
+        parameters: bool = True,
     ) -> None:
         named = [(str(number), part) for number, module in enumerate(modules) for part in module.modules()]
         self._attributes = Attributes(named)
-        held = [leaf for _, part in named for leaf in pytree.tree_leaves(_held_by(part)) if isinstance(leaf, Tensor)]
+        hidden = {MODULES} if parameters else {MODULES, PARAMETERS}
+        own = [[value for key, value in vars(part).items() if key not in hidden] for _, part in named]
+        held = [leaf for leaf in pytree.tree_leaves(own) if isinstance(leaf, Tensor)]
         self._copies: dict[int, tuple[Tensor, torch.UntypedStorage | Tensor]] = {}
         self._views: list[tuple[Tensor, tuple[int, tuple[int, ...], tuple[int, ...]]]] = []
         for tensor in (*held, *tensors):
@@ -118,10 +127,6 @@ def kept_state(modules: Iterable[nn.Module], tensors: Iterable[Tensor] = ()) -> 
         yield
     finally:
         state.restore()
-
-
-def _held_by(module: nn.Module) -> list[object]:
-    return [value for key, value in vars(module).items() if key != MODULES]
 
 
 def _has_no_storage(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "is_graph_kept",
     "is_transformed",
     "modes_disabled",
+    "next_node_number",
+    "node_number",
     "not_compiled",
 ]
 
@@ -35,6 +38,16 @@ def autograd_node_name() -> str:
     """Return the name of the autograd node whose backward is running, "" outside a backward."""
     node = torch._C._current_autograd_node()
     return "" if node is None else str(node.name())
+
+
+def next_node_number() -> int:
+    """Return the number of the next autograd node of this thread; nodes are numbered in the order of the forward."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def node_number(node: Node) -> int:
+    """Return the number of an autograd node; one that accumulates a leaf's gradient has none of the forward's."""
+    return int(node._sequence_nr())
 
 
 def is_graph_kept() -> bool:

@@ -56,6 +56,11 @@ def backward_hooks_of(tensor: Tensor) -> dict[int, Any]:
     return tensor._backward_hooks or {}
 
 
+def accumulation_hooks_of(tensor: Tensor) -> dict[int, Any]:
+    """Return the hooks that run once a leaf's gradient has been accumulated, by number, in autograd's own dict."""
+    return tensor._post_accumulate_grad_hooks or {}
+
+
 def is_batch_norm(module: nn.Module) -> bool:
     """Return whether a module is a normalization with running statistics: in training it changes its buffers."""
     return isinstance(module, _NormBase)

@@ -12,7 +12,9 @@ __all__ = [
     "is_fake",
     "is_traceable_wrapper_subclass",
     "is_view",
+    "parts_of",
     "storage_id",
+    "storage_of",
     "version_of",
 ]
 
@@ -25,6 +27,27 @@ def is_fake(tensor: Tensor) -> bool:
 def storage_id(storage: torch.UntypedStorage) -> int:
     """Return the identity of a storage: the same for every Python object of it, and for no other live storage."""
     return int(storage._cdata)
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """Return the storage of a tensor, None if it consists of other tensors or has no storage, as one of oneDNN."""
+    if tensor.layout is not torch.strided or tensor.is_nested or is_traceable_wrapper_subclass(tensor):
+        return None
+    return tensor.untyped_storage()
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors that a sparse or nested tensor, or one of a subclass, consists of."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return [getattr(tensor, name) for name in names]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor.values()] if tensor.is_nested else []
 
 
 def version_of(tensor: Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -357,6 +358,45 @@ def hooks_are_found_where_calls_read_them() -> None:
             assert sum(map(len, modules.global_hooks().values())) == 1
         finally:
             handle.remove()
+
+
+@EXPECTED.of("modules.accumulation_hooks_of")
+def hooks_of_a_finished_gradient_are_called_from_this_dict() -> None:
+    x, seen = torch.ones(1, requires_grad=True), []
+    assert modules.accumulation_hooks_of(x) == {}
+    x.register_post_accumulate_grad_hook(seen.append)
+    held = modules.accumulation_hooks_of(x)
+    kept = dict(held)
+    held.clear()
+    (x * 2).backward()
+    held.update(kept)
+    assert seen == []
+    (x * 2).backward()
+    assert len(seen) == 1
+
+
+@EXPECTED.of("autograd.next_node_number", "autograd.node_number")
+def autograd_nodes_are_numbered_in_the_order_of_the_forward() -> None:
+    x = torch.ones(1, requires_grad=True)
+    before = autograd.next_node_number()
+    y = x * 2
+    between = autograd.next_node_number()
+    z = y * 2
+    assert before <= autograd.node_number(y.grad_fn) < between <= autograd.node_number(z.grad_fn)
+
+
+@EXPECTED.of("tensors.parts_of", "tensors.storage_of")
+def a_tensor_has_a_storage_or_consists_of_tensors_that_have_one() -> None:
+    dense = torch.eye(3)
+    assert tensors.storage_id(tensors.storage_of(dense)) == tensors.storage_id(dense.untyped_storage())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # some layouts are experimental
+        others = [dense.to_sparse(layout=layout) for layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)]
+        others.append(torch.nested.nested_tensor([dense, dense], layout=torch.jagged))
+    for tensor in others:
+        assert tensors.storage_of(tensor) is None
+        assert all(tensors.storage_of(part) is not None for part in tensors.parts_of(tensor))
+        assert any(part.dtype == dense.dtype for part in tensors.parts_of(tensor))
 
 
 @EXPECTED.of("modules.backward_hooks_of")
