@@ -1,0 +1,305 @@
+"""Watch a step operator by operator: what each one allocates, reads and changes, and when storages are freed.
+
+The log of a step is a list of events in the order in which they happened, divided into spans: each
+span is one run of one segment, forward or backward. What a segment needs is read from the log
+afterwards, so that watching costs little while the step runs.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from scheduler.pytorch.costs.timing import thread_seconds
+from scheduler.pytorch.measurement.allocator import named_region
+from scheduler.pytorch.measurement.flop_formulas import has_formula
+from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
+from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
+from scheduler.pytorch.torch_private.tensors import parts_of, storage_id, storage_of
+
+OPERATOR = "scheduler operator "
+"""The beginning of the names under which the profiler sees the operators of a watched step."""
+
+
+class Phase(enum.Enum):
+    """What a span of the log belongs to: the first run of a segment, another run, or its backward."""
+
+    FORWARD = enum.auto()
+    AGAIN = enum.auto()
+    BACKWARD = enum.auto()
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of an operator.
+
+    Attributes
+    ----------
+    born, read, changed : sequence of int
+        The storages that it allocates, reads, and changes in place.
+    is_expensive : bool
+        Whether it multiplies matrices or the like.
+    seconds : float
+    workspace_bytes : int
+        Most bytes that it allocates in addition to what it returns; 0 unless the step is profiled.
+    """
+
+    born: Sequence[int] = ()
+    read: Sequence[int] = ()
+    changed: Sequence[int] = ()
+    is_expensive: bool = False
+    seconds: float = 0.0
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Nothing refers to a storage any more."""
+
+    storage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Autograd saves a storage for the backward."""
+
+    storage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """A storage becomes the gradient of a parameter."""
+
+    storage: int
+
+
+Event = Run | Freed | Saved | Accumulated
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of the log: one phase of a segment, up to the beginning of the next span.
+
+    Attributes
+    ----------
+    phase : Phase
+    segment : int
+    begin : int
+        Position of its first event.
+    """
+
+    phase: Phase
+    segment: int
+    begin: int
+
+
+@dataclass
+class Log:
+    """What was seen of one step.
+
+    Attributes
+    ----------
+    events : list of Event
+    spans : list of Span
+    sizes : list of int
+        Bytes of each storage, by its number; 0 on other devices than the model's.
+    resident : int
+        The storages with smaller numbers were given as resident.
+    constants : dict of int to int
+        Bytes of the storages that the step read, but that no operator of the step allocated.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    resident: int = 0
+    constants: dict[int, int] = field(default_factory=dict)
+
+    def parts(self) -> Iterable[tuple[Span, Sequence[Event]]]:
+        """Yield each span with its events."""
+        ends = [span.begin for span in self.spans[1:]] + [len(self.events)]
+        for span, end in zip(self.spans, ends, strict=True):
+            yield span, self.events[span.begin : end]
+
+
+class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Write the log of a step while this mode is active.
+
+    Parameters
+    ----------
+    resident : sequence of Tensor
+        Parameters, buffers and arguments.
+    device : torch.device
+        Storages on devices of other types count 0 bytes.
+    profiled : bool
+        Whether the step runs under the profiler, which then sees the name of each operator.
+
+    Attributes
+    ----------
+    log : Log
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, resident: Sequence[Tensor], device: torch.device, *, profiled: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.log = Log()
+        self._device_type = device.type
+        self._profiled = profiled
+        self._clock = _DeviceClock() if device.type == "cuda" else _Clock()
+        self._numbers: dict[int, int] = {}
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._open = True
+        self._is_reading = False
+        self._held = [storage for tensor in resident for storage in self.storages_of(tensor)]
+        for storage in self._held:
+            if storage_id(storage) not in self._numbers:
+                self._number(storage)
+        self.log.resident = len(self.log.sizes)
+
+    def begin(self, phase: Phase, segment: int) -> None:
+        """Begin a span."""
+        self.log.spans.append(Span(phase, segment, len(self.log.events)))
+
+    def close(self) -> Log:
+        """Write nothing more, and return the log."""
+        self._open = False
+        self._references.clear()
+        self._clock.finish()
+        return self.log
+
+    def saved(self, tensor: Tensor) -> None:
+        """Note that autograd saves a tensor."""
+        self.log.events += [Saved(number) for number in self.numbers_of(tensor)]
+
+    def accumulated(self, tensor: Tensor) -> None:
+        """Note that a tensor becomes a parameter's gradient."""
+        self.log.events += [Accumulated(number) for number in self.numbers_of(tensor)]
+
+    def numbers_of(self, tensor: Tensor) -> list[int]:
+        """Return the numbers of the storages of a tensor; one that no operator has returned is a constant."""
+        return [self._find(storage) for storage in self.storages_of(tensor)]
+
+    def storages_of(self, tensor: Tensor) -> list[torch.UntypedStorage]:
+        """Return the storages of a tensor of any layout."""
+        own = storage_of(tensor)
+        if own is not None:
+            return [own]
+        self._is_reading, before = True, self._is_reading
+        try:
+            return [storage for part in parts_of(tensor) for storage in self.storages_of(part)]
+        finally:
+            self._is_reading = before
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        if self._is_reading or func is torch.ops.aten.detach.default:  # recomputations detach what they save
+            return func(*args, **kwargs)
+        run = Run(is_expensive=isinstance(func, OpOverload) and has_formula(func))
+        run.read = [number for tensor in _tensors((args, kwargs)) for number in self.numbers_of(tensor)]
+        run.changed = [number for tensor in _written(func, args, kwargs) for number in self.numbers_of(tensor)]
+        with named_region(f"{OPERATOR}{len(self.log.events)}", active=self._profiled):
+            self._clock.start(run)
+            result = func(*args, **kwargs)
+            self._clock.stop()
+        del args, kwargs
+        run.born = [number for tensor in _tensors(result) for number in self._see(tensor)]
+        self.log.events.append(run)
+        return result
+
+    def _see(self, tensor: Tensor) -> list[int]:
+        """Return the numbers of those storages of a result that are new."""
+        found = []
+        for storage in self.storages_of(tensor):
+            number = self._numbers.get(storage_id(storage))
+            if number is None:
+                found.append(self._number(storage))
+            elif storage.nbytes() > self.log.sizes[number] and storage.device.type == self._device_type:
+                self.log.sizes[number] = storage.nbytes()
+        return found
+
+    def _find(self, storage: torch.UntypedStorage) -> int:
+        number = self._numbers.get(storage_id(storage))
+        if number is None:
+            number = self._number(storage)
+            self.log.constants[number] = self.log.sizes[number]
+        return number
+
+    def _number(self, storage: torch.UntypedStorage) -> int:
+        key, number = storage_id(storage), len(self.log.sizes)
+        self._numbers[key] = number
+        self.log.sizes.append(storage.nbytes() if storage.device.type == self._device_type else 0)
+        self._references[key] = weakref.ref(storage, functools.partial(self._forget, key))
+        return number
+
+    def _forget(self, key: int, _: object) -> None:
+        number = self._numbers.pop(key)
+        self._references.pop(key, None)
+        if self._open:
+            self.log.events.append(Freed(number))
+
+
+class _Clock:
+    """The seconds that an operator takes on the CPU."""
+
+    def start(self, run: Run) -> None:
+        self._run = run
+        self._begin = thread_seconds()
+
+    def stop(self) -> None:
+        self._run.seconds = thread_seconds() - self._begin
+
+    def finish(self) -> None:
+        pass
+
+
+class _DeviceClock(_Clock):
+    """The seconds that an operator takes on a CUDA device, known once the step has ended."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[Run, torch.cuda.Event, torch.cuda.Event]] = []
+
+    def start(self, run: Run) -> None:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._events.append((run, begin, end))
+        begin.record()
+
+    def stop(self) -> None:
+        self._events[-1][2].record()
+
+    def finish(self) -> None:
+        torch.cuda.synchronize()
+        for run, begin, end in self._events:
+            run.seconds = float(begin.elapsed_time(end)) / 1e3
+        self._events.clear()
+
+
+def _tensors(value: object) -> Iterable[Tensor]:
+    """Yield the tensors in the arguments or the result of an operator."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors(part)
+
+
+def _written(operator: object, args: Sequence[object], kwargs: dict[str, object]) -> Iterable[Tensor]:
+    """Yield the tensors that an operator changes in place."""
+    if isinstance(operator, OpOverload):
+        for position, name in _written_arguments(operator):
+            yield from _tensors(args[position] if position < len(args) else kwargs.get(name))
+
+
+@functools.cache
+def _written_arguments(operator: OpOverload) -> tuple[tuple[int, str], ...]:
+    arguments = enumerate(schema_of(operator).arguments)
+    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)

@@ -1,0 +1,338 @@
+"""Measure one training step of any module as a tree of calls, without the memory that the plain step needs.
+
+The first forward saves nothing: it shows the calls, what autograd would save, and how long each
+storage is in use. Two whole steps follow in which chosen calls are recomputed. They show the
+backward, and the second one, under the profiler, what operators allocate internally.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, saved_tensors_hooks
+
+from scheduler.errors import CaptureError
+from scheduler.graph import Tensor as GraphTensor
+from scheduler.graph.operations import Role
+from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory
+from scheduler.pytorch.capture.kept_state import State
+from scheduler.pytorch.guards.outside_states import OutsideStates
+from scheduler.pytorch.guards.read_names import ReadNames
+from scheduler.pytorch.measurement.allocator import peaks_of_regions
+from scheduler.pytorch.measurement.memory import storage_sizes
+from scheduler.pytorch.modules.calls import CallTree, Decision
+from scheduler.pytorch.modules.first_decisions import decide_by_saved_bytes
+from scheduler.pytorch.modules.following import Calls, Follower, watched_calls
+from scheduler.pytorch.modules.observation import OPERATOR, Log, Observer, Run
+from scheduler.pytorch.modules.replay import Replay
+from scheduler.pytorch.modules.trees import ForwardReading, StepReading, make_tree
+from scheduler.pytorch.torch_private.autograd import node_number
+from scheduler.pytorch.torch_private.modules import accumulation_hooks_of, backward_hooks_of, buffers_of, is_batch_norm
+from scheduler.pytorch.torch_private.pytree import tree_leaves, tree_map_only
+
+Decide = Callable[[CallTree], Sequence[Decision]]
+"""Chooses the calls that are recomputed while the step is measured; nothing is known of the backward yet."""
+
+_ATTEMPTS = 5
+"""How many regions whose recomputation fails are refused one after the other."""
+
+
+def record(
+    model: nn.Module,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    memory: DeviceMemory = NO_OTHER_MEMORY,
+    decide: Decide = decide_by_saved_bytes,
+) -> CallTree:
+    """Measure one training step as a tree of module calls.
+
+    The model, its gradients, the arguments and all random states are left as they were.
+
+    Parameters
+    ----------
+    model : nn.Module
+    args, kwargs
+        The arguments of one call.
+    loss : callable, optional
+        Computes the scalar loss from the output; without it, the model returns the loss.
+    memory : DeviceMemory
+        What the device holds in addition to the step.
+    decide : callable
+        Chooses the calls that are recomputed while the step is measured. `keeps_expensive` is
+        ignored.
+
+    Returns
+    -------
+    CallTree
+        Times in seconds, sizes in bytes.
+
+    Raises
+    ------
+    CaptureError
+        If the loss is no scalar tensor that requires a gradient.
+    ExecutionError
+        If a second run of the step calls other modules than the first.
+    """
+    step = _Step(model, args, kwargs or {}, loss)
+    with step.restored(), torch.enable_grad():
+        forward = step.first_forward()
+        refusals: dict[tuple[str, int], str] = {}
+        while True:
+            resident = step.resident(memory, forward.log)
+            tree = make_tree(type(model).__name__, forward.reading, [], resident, refusals)
+            try:
+                logs = step.measure(forward, decide(tree))
+            except _RegionFailedError as failed:
+                if len(refusals) == _ATTEMPTS:
+                    raise failed.error from None
+                refusals[failed.region] = f"recomputing it failed: {failed.error}"
+                continue
+            steps = [StepReading(log, forward.reading) for log in logs]
+            resident = step.resident(memory, forward.log)
+            return make_tree(type(model).__name__, forward.reading, steps, resident, refusals)
+
+
+@dataclass
+class _Forward:
+    """What the first forward showed."""
+
+    log: Log
+    calls: Calls
+    reading: ForwardReading
+
+
+class _RegionFailedError(Exception):
+    """A call could not be recomputed."""
+
+    def __init__(self, region: tuple[str, int], error: Exception) -> None:
+        self.region = region
+        self.error = error
+
+
+class _Step:
+    """A step that is run several times from the same state."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        loss: Callable[..., Tensor] | None,
+    ) -> None:
+        self._model = model
+        self._args, self._kwargs = tree_map_only(Tensor, _leaf, (tuple(args), dict(kwargs)))
+        self._loss = loss
+        given = [leaf for leaf in tree_leaves((self._args, self._kwargs)) if isinstance(leaf, Tensor)]
+        self._named: dict[str, tuple[Tensor, Role]] = {
+            **{f"parameter:{name}": (tensor, "parameter") for name, tensor in model.named_parameters()},
+            **{f"buffer:{name}": (tensor, "buffer") for name, tensor in model.named_buffers()},
+            **{f"input:{number}": (tensor, "input") for number, tensor in enumerate(given)},
+        }
+        self._given = given
+        self._leaves: list[Tensor] = []
+        self._with_gradient: dict[Tensor, None] = {}
+        tensors = [tensor for tensor, _ in self._named.values()]
+        devices = [tensor.device for tensor in tensors if tensor.device.type != "meta"]
+        self._device = next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
+        self._reset: Callable[[], None] = lambda: None
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Leave everything as it was; `_begin_run` goes back to it, too."""
+        parts = [self._model, *([self._loss] if isinstance(self._loss, nn.Module) else [])]
+        outside = OutsideStates(self._model, self._loss, ReadNames(self._model, self._loss)).states
+        state = State(parts, self._given, outside, parameters=False)
+        others = [one.save() for one in outside if not one.is_random]
+        training = [(module, module.training) for part in parts for module in part.modules()]
+
+        def reset() -> None:
+            state.restore()
+            for restore in others:
+                restore()
+            for module, mode in training:
+                module.training = mode
+            if any(torch.is_autocast_enabled(kind) for kind in {"cpu", self._device.type}):
+                torch.clear_autocast_cache()
+
+        self._reset = reset
+        try:
+            yield
+        finally:
+            reset()
+
+    def first_forward(self) -> _Forward:
+        """Run a forward that saves nothing."""
+        self._reset()
+        observer = Observer([tensor for tensor, _ in self._named.values()], self._device)
+        calls = Calls(observer)
+        buffers, changing = self._buffers(observer)
+        with saved_tensors_hooks(observer.saved, _missing), watched_calls(self._model, calls), observer:
+            value = self._forward()
+            log = observer.close()
+        self._check(value)
+        trained = [tensor for tensor, _ in self._named.values() if tensor.is_leaf and tensor.requires_grad]
+        self._leaves = [*dict.fromkeys([*trained, *_leaves_of(value)])]
+        del value
+        self._reset()
+        return _Forward(log, calls, ForwardReading(log, calls, buffers, changing))
+
+    def measure(self, forward: _Forward, decisions: Sequence[Decision]) -> list[Log]:
+        """Run two whole steps with these decisions, the second under the profiler."""
+        logs = [self._run(forward, decisions, profiled=False)]
+
+        def profiled() -> None:
+            logs.append(self._run(forward, decisions, profiled=True))
+
+        peaks = peaks_of_regions(profiled, OPERATOR)
+        log = logs[-1]
+        for number, event in enumerate(log.events):
+            if isinstance(event, Run):
+                returned = sum(log.sizes[storage] for storage in event.born)
+                event.workspace_bytes = max(0, peaks.get(f"{OPERATOR}{number}", 0) - returned)
+        return logs
+
+    def _run(self, forward: _Forward, decisions: Sequence[Decision], *, profiled: bool) -> Log:
+        self._reset()
+        seen = {(call.module, call.number): position for position, call in enumerate(forward.calls.seen)}
+        replay = Replay(self._model, [Decision(one.module, one.number) for one in decisions])
+        observer = Observer([tensor for tensor, _ in self._named.values()], self._device, profiled=profiled)
+        follower = Follower(observer, forward.calls, [seen[one.module, one.number] for one in decisions])
+        try:
+            with self._gradients_set_aside(observer), watched_calls(self._model, follower), observer:
+                with replay.following():
+                    value = self._forward()
+                follower.begin_backward()
+                _watch_nodes(value, follower)
+                value.backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            if follower.recomputing is None:
+                raise
+            region = forward.calls[follower.recomputing]
+            raise _RegionFailedError((region.module, region.number), error) from error
+        finally:
+            log = observer.close()
+            self._reset()
+        return log
+
+    @contextlib.contextmanager
+    def _gradients_set_aside(self, observer: Observer) -> Iterator[None]:
+        """Let a backward leave no gradients and run no hooks of leaves; the observer sees each gradient."""
+        before = [leaf.grad for leaf in self._leaves]
+        hooks = [h for leaf in self._leaves for h in (backward_hooks_of(leaf), accumulation_hooks_of(leaf))]
+        kept = [dict(registered) for registered in hooks]
+        for registered in hooks:
+            registered.clear()
+
+        def seen(leaf: Tensor) -> None:
+            if leaf.grad is not None:
+                observer.accumulated(leaf.grad)
+                self._with_gradient[leaf] = leaf.grad = None
+
+        for leaf in self._leaves:
+            leaf.grad = None
+        handles = [leaf.register_post_accumulate_grad_hook(seen) for leaf in self._leaves]  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for registered, own in zip(hooks, kept, strict=True):
+                registered.update(own)
+            for leaf, gradient in zip(self._leaves, before, strict=True):
+                leaf.grad = gradient
+
+    def _forward(self) -> Tensor:
+        if self._loss is None:
+            return cast("Tensor", self._model(*self._args, **self._kwargs))
+        return self._loss(self._model(*self._args, **self._kwargs))
+
+    def _check(self, value: object) -> None:
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise CaptureError(f"the loss of a step must be a scalar tensor, got {found}: pass loss=")
+        if not value.requires_grad:
+            raise CaptureError(
+                "the loss requires no gradient, so there is no backward to plan: call requires_grad_(True) on what"
+                " is to be trained"
+            )
+
+    def _buffers(self, observer: Observer) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
+        """Return the storages of the buffers of each module, and of those that change unseen."""
+        own: dict[str, set[int]] = {}
+        changing: dict[str, set[int]] = {}
+        for name, module in self._model.named_modules():
+            tensors = [tensor for part in module.modules() for tensor in buffers_of(part).values()]
+            norms = [part for part in module.modules() if is_batch_norm(part) and part.training]
+            unseen = [tensor for part in norms for tensor in buffers_of(part).values()]
+            own[name], changing[name] = (
+                {number for tensor in found if tensor is not None for number in observer.numbers_of(tensor)}
+                for found in (tensors, unseen)
+            )
+        return own, changing
+
+    def resident(self, memory: DeviceMemory, log: Log) -> list[GraphTensor]:
+        """Return the resident tensors of the tree."""
+        found: list[GraphTensor] = []
+        seen: set[int] = set()
+        for name, (tensor, role) in self._named.items():
+            sizes = storage_sizes([tensor]) if tensor.layout is torch.strided else {}
+            size = sum(size for key, size in sizes.items() if key not in seen)
+            seen |= sizes.keys()
+            if size:
+                found.append(GraphTensor(name, size, role=role))
+        constants = sum(log.constants.values())
+        if constants:
+            found.append(GraphTensor("constants", constants, role="constant"))
+        if memory.accumulate_gradients:
+            for number, leaf in enumerate(self._with_gradient):
+                found.append(GraphTensor(f"gradient:{number}", leaf.numel() * leaf.element_size(), role="gradient"))
+        return [*found, *memory.tensors]
+
+
+def _missing(_: object) -> Tensor:
+    raise CaptureError(
+        "the forward computes gradients itself, with what the step that is measured does not save: this is not"
+        ' supported by granularity="modules"'
+    )
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """Return an argument as the beginning of the step's own autograd graph."""
+    return tensor.detach().requires_grad_() if tensor.grad_fn is not None else tensor
+
+
+def _graph_nodes(value: Tensor) -> Iterator[Node]:
+    """Yield the nodes of the autograd graph of a tensor."""
+    seen: set[Node] = set()
+    pending = [value.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            pending += [following for following, _ in node.next_functions]
+
+
+def _leaves_of(value: Tensor) -> list[Tensor]:
+    """Return the leaf tensors that get a gradient."""
+    found = (getattr(node, "variable", None) for node in _graph_nodes(value))
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
+def _watch_nodes(value: Tensor, follower: Follower) -> None:
+    """Let the follower know when the backward comes to a segment."""
+    for node in _graph_nodes(value):
+        if getattr(node, "variable", None) is None:
+            node.register_prehook(functools.partial(_come_to, follower, follower.segment_of(node_number(node))))
+
+
+def _come_to(follower: Follower, segment: int, _: object) -> None:
+    follower.begin_segment(segment)
