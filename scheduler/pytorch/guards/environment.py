@@ -148,8 +148,9 @@ def _key(after: Sequence[dis.Instruction]) -> dis.Instruction | None:
         return after[0]
     pushed = 0
     for instruction in after:
-        if instruction.opname == "CALL":
-            return after[0] if instruction.arg == pushed else None
+        if instruction.opname in ("CALL", "CALL_KW"):  # in Python 3.13, names of keywords are pushed last
+            arguments = pushed - 1 if instruction.opname == "CALL_KW" else pushed
+            return after[0] if instruction.arg == arguments else None
         if instruction.opname in _PUSHES:
             pushed += 1
         elif instruction.opname != "LOAD_ATTR" or pushed < 2:
