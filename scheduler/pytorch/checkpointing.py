@@ -293,7 +293,7 @@ def _build_by_operations(
         verify=request.verify,
     )
     if variants is not None and derived is None:
-        variants.add(module, watch)
+        variants.add(module, captured, watch)
     return module
 
 

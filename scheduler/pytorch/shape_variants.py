@@ -2,7 +2,8 @@
 
 The first call of another shape pays for that trace, which takes a few times as long as a
 common capture; every further one takes a fraction of it. A trace is used only if it gives the
-planned step again, operation by operation.
+planned step again, operation by operation. Times are scaled from those of the planned step,
+which were measured.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from scheduler.pytorch.capture.arguments import read_arguments
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.capture.exporting import Varying, VaryingStep, export_varying
+from scheduler.pytorch.capture.instructions import Lowered
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.execute.guards import CallKey, TensorKey, call_key
 from scheduler.pytorch.execute.module import CheckpointedModule
@@ -39,9 +41,9 @@ class ShapeVariants:
         self._model, self._loss = model, loss
         self._bases: list[_Base] = []
 
-    def add(self, module: CheckpointedModule, watch: Watch) -> None:
+    def add(self, module: CheckpointedModule, captured: Capture, watch: Watch) -> None:
         """Let further captures be derived from the step of a module, which was captured by itself."""
-        self._bases = [*self._bases, _Base(module, watch)][-MOST_BASES:]
+        self._bases = [*self._bases, _Base(module, captured.lowered, watch)][-MOST_BASES:]
 
     def capture(
         self, args: Sequence[object], kwargs: Mapping[str, object], *, costs: Costs, memory: DeviceMemory
@@ -68,7 +70,9 @@ class ShapeVariants:
                     joint = step.at([key.shape for key in call.tensors])
                     if any(condition.difference(inputs) for condition in joint.conditions):
                         continue
-                    captured = capture_at(self._model, joint, args, kwargs, costs=costs, memory=memory)
+                    captured = capture_at(
+                        self._model, joint, args, kwargs, costs=costs, memory=memory, like=base.lowered
+                    )
                     return captured, base.watch
             except Exception:  # torch raises errors of many kinds; the call is captured by itself
                 continue
@@ -103,6 +107,7 @@ class _Base:
     """A module whose step was captured by itself, and what was traced for calls of other sizes."""
 
     module: CheckpointedModule
+    lowered: Lowered
     watch: Watch
     steps: list[VaryingStep] = field(default_factory=list)
     tried: list[Varying] = field(default_factory=list)

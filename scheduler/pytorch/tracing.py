@@ -15,6 +15,7 @@ from scheduler.graph import Graph
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.exporting import export_graph, export_joint
+from scheduler.pytorch.capture.instructions import Lowered
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering import lower
 from scheduler.pytorch.capture.lowering.storages import StorageSizes
@@ -149,6 +150,7 @@ def capture_at(
     costs: Costs,
     workspaces: bool | None = None,
     memory: DeviceMemory,
+    like: Lowered | None = None,
     progress: Progress = ignore,
 ) -> Capture:
     """Return the captured step of a model whose joint graph is known.
@@ -160,6 +162,8 @@ def capture_at(
         Of this model for these arguments.
     args, kwargs, costs, workspaces, memory, progress
         As for `capture`.
+    like : Lowered, optional
+        As for `with_costs`.
     """
     progress(TracingProgress("asking what the outputs of calls hold"))
     sizes = find_storage_sizes(joint, may_run=can_run_on(resident_tensors(model, (args, kwargs))))
@@ -170,6 +174,7 @@ def capture_at(
         memory=memory,
         workspaces=workspaces,
         sizes=sizes,
+        like=like,
         progress=progress,
     )
 
@@ -244,6 +249,7 @@ def capture_joint(
     memory: DeviceMemory,
     workspaces: bool | None = None,
     sizes: StorageSizes | None = None,
+    like: Lowered | None = None,
     progress: Progress = ignore,
 ) -> Capture:
     """Return the captured step of a joint graph.
@@ -257,6 +263,8 @@ def capture_joint(
         As for `capture`.
     sizes : StorageSizes, optional
         What its storages hold at run time; by default what the fake tensors show.
+    like : Lowered, optional
+        As for `with_costs`.
 
     Raises
     ------
@@ -264,7 +272,7 @@ def capture_joint(
         As for `trace`.
     """
     lowered = lower(joint, memory, sizes or StorageSizes(), name=name)
-    return Capture(joint, with_costs(lowered, costs, workspaces=workspaces, progress=progress))
+    return Capture(joint, with_costs(lowered, costs, workspaces=workspaces, like=like, progress=progress))
 
 
 @contextlib.contextmanager

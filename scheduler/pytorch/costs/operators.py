@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from torch import Tensor, fx
 
 from scheduler.errors import InvalidOptionError
-from scheduler.pytorch.capture.instructions import Call, Lowered
+from scheduler.pytorch.capture.instructions import Call, Instruction, Lowered
 from scheduler.pytorch.capture.operators import describe_call, nodes_in, output_values, storage_key
 from scheduler.pytorch.costs.kept_costs import Cost, keep_costs, measuring_conditions, read_costs
 from scheduler.pytorch.costs.progress import Progress, TracingProgress, ignore
@@ -34,6 +34,7 @@ def with_costs(
     costs: Costs,
     *,
     workspaces: bool | None = None,
+    like: Lowered | None = None,
     progress: Progress = ignore,
 ) -> Lowered:
     """Return the same graph with the times and workspaces of its calls.
@@ -55,6 +56,9 @@ def with_costs(
     workspaces : bool, optional
         Whether to measure workspaces: the bytes that each distinct call, run alone, allocates
         in addition to its outputs. By default True if times are measured.
+    like : Lowered, optional
+        The same step at other sizes, with measured times: times that are not known are these,
+        scaled to the work of the calls, instead of measured. No effect if other operators run.
     progress : callable
         Called after each round of measuring.
 
@@ -73,11 +77,13 @@ def with_costs(
         for signature, call in zip(signatures, lowered.instructions, strict=True)
         if signature is not None and isinstance(call, Call)
     }
+    scaled = _scaled_times(lowered, signatures, like) if is_timed and like is not None else {}
     found: dict[str, Cost] = {}
     if is_timed or has_workspaces:
         order = [signature for signature in signatures if signature is not None]
-        found = _measured(calls, order, (is_timed, has_workspaces), progress, again=costs == "measured-again")
-    times = _times(calls, found) if is_timed else {s: flop_cost(call.node) for s, call in calls.items()}
+        wanted = (is_timed and not scaled, has_workspaces)
+        found = _measured(calls, order, wanted, progress, again=costs == "measured-again")
+    times = _times(calls, found, scaled) if is_timed else {s: flop_cost(call.node) for s, call in calls.items()}
     operations = []
     for operation, call, signature in zip(lowered.graph.operations, lowered.instructions, signatures, strict=True):
         if signature is not None and isinstance(call, Call):
@@ -155,9 +161,36 @@ def _spread(order: Sequence[str], known: Mapping[str, Cost]) -> float:
     return math.fsum((cost.seconds or 0.0) * cost.spread for cost in timed) / total if total else 0.0
 
 
-def _times(calls: Mapping[str, Call], found: Mapping[str, Cost]) -> dict[str, float]:
+def _scaled_times(lowered: Lowered, signatures: Sequence[str | None], like: Lowered) -> dict[str, float]:
+    """Return the time of each call, scaled from its time in the same step at other sizes; {} if that is not the same.
+
+    Every call takes at least the time of the cheapest one, and the rest in proportion to its
+    FLOPs, or to the bytes that it moves if it has none.
+    """
+    pairs = [*zip(lowered.instructions, like.instructions, strict=False)]
+    if len(lowered.instructions) != len(like.instructions) or any(map(_differ, *zip(*pairs, strict=True))):
+        return {}
+    least = min((o.time for o, i in zip(like.graph.operations, like.instructions, strict=True) if isinstance(i, Call)))
+    times: dict[str, float] = {}
+    for signature, (call, other), operation in zip(signatures, pairs, like.graph.operations, strict=True):
+        if signature is not None and isinstance(call, Call) and isinstance(other, Call):
+            work = flop_cost(other.node)
+            ratio = flop_cost(call.node) / work if work else 1.0
+            times.setdefault(signature, least + (operation.time - least) * ratio)
+    return times
+
+
+def _differ(one: Instruction, other: Instruction) -> bool:
+    """Return whether two instructions run different operators."""
+    return isinstance(one, Call) != isinstance(other, Call) or (
+        isinstance(one, Call) and isinstance(other, Call) and one.target != other.target
+    )
+
+
+def _times(calls: Mapping[str, Call], found: Mapping[str, Cost], scaled: Mapping[str, float]) -> dict[str, float]:
     """Return the time of each call in seconds."""
-    times = {signature: cost.seconds for signature, cost in found.items() if cost.seconds is not None}
+    measured = {signature: cost.seconds for signature, cost in found.items() if cost.seconds is not None}
+    times = {**scaled, **measured}
     if len(times) < len(calls):
         rates = measure_rates()
         times |= {s: _estimate(call.node, rates) for s, call in calls.items() if s not in times}

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
 from scheduler.errors import InvalidOptionError
+from scheduler.graph import Operation
 from scheduler.pytorch import checkpointed, trace
 from scheduler.pytorch.capture.exporting import export_joint
-from scheduler.pytorch.costs.operators import FLOPS_PER_BYTE, flop_cost
+from scheduler.pytorch.capture.instructions import Lowered
+from scheduler.pytorch.costs.operators import FLOPS_PER_BYTE, flop_cost, with_costs
+from scheduler.pytorch.costs.timing import Trials
 from scheduler.pytorch.measurement.memory import FlopCounter, training_step
+from scheduler.pytorch.tracing import capture
 
 
 class Layer(nn.Module):
@@ -69,6 +75,31 @@ def test_workspaces_are_measured_by_default_if_times_are():
     for options, expected in (({}, True), ({"costs": "flops"}, False), ({"workspaces": False}, False)):
         graph = trace(model, (torch.ones(64, 64),), loss=torch.sum, **options)
         assert any(operation.workspace_bytes for operation in graph.operations) == expected
+
+
+def test_times_of_other_sizes_are_scaled_to_the_work_beyond_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowered(rows: int) -> Lowered:
+        return capture(nn.Linear(8, 8, bias=False), (torch.ones(rows, 8),), loss=torch.sum).lowered
+
+    def is_product(operation: Operation) -> bool:
+        return "mm" in operation.name
+
+    known, other = lowered(4), lowered(16)
+    times = [replace(o, time=5.0 if is_product(o) else 1.0) for o in known.graph.operations]
+    known = replace(known, graph=replace(known.graph, operations=times, time_unit="s"))
+    monkeypatch.setenv("SCHEDULER_COSTS_FILE", "off")
+    monkeypatch.setattr(Trials, "times", None)  # nothing is measured
+    graph = with_costs(other, "measured", like=known).graph
+    assert graph.time_unit == "s"
+    # Products of four times as many rows: 1.0, which every call takes, and four times the other 4.0.
+    assert {is_product(o): o.time for o in graph.operations if o.time} == {True: 17.0, False: 1.0}
+
+
+def test_times_of_a_step_with_other_operators_are_measured() -> None:
+    args = (torch.ones(4, 8),)
+    known, other = (capture(nn.Linear(8, 8, bias=bias), args, loss=torch.sum).lowered for bias in (True, False))
+    assert known.graph.time_unit == "FLOP"
+    assert all(o.time < 1.0 for o in with_costs(other, "measured", like=known).graph.operations)  # seconds
 
 
 def test_unknown_costs_are_refused():
