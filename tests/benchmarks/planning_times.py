@@ -9,9 +9,10 @@ run may be continued. `--models` and `--budgets` keep to some.
 
 Each row is made in a process of its own, with compiled kernels but without measured costs:
 if a kernel had to be compiled, the row is made once more. Seconds are wall-clock seconds; those of
-the processor are shown next to them, for busy machines. The step is a plain one, the shortest of a few in the same process; ten times its time and 8 s are
-allowed for planning. The measured peak is that of live storages, to be compared with
-`predicted_bytes`; all bytes include the resident tensors of the plan.
+the processor are shown next to them, for busy machines. The step is a plain one, the shortest of
+a few in the same process; ten times its time and 8 s are allowed for planning. The measured peak
+is that of live storages, to be compared with `predicted_bytes`; all bytes include the resident
+tensors of the plan.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ OTHERS = (
 STEPS, MORE_SECONDS = 10, 8.0
 """What planning may take: so many plain steps and so many seconds."""
 PLAIN_STEPS = 3
+LEAST_COMPILATION = 1e-3
+"""Seconds between two looks at the clock are less."""
 COLUMNS = [
     "model",
     "budget",
@@ -62,7 +65,7 @@ COLUMNS = [
 ]
 
 
-def plan(name: str, budget: str) -> dict[str, object]:
+def plan(name: str, budget: str, *, by_processor: bool) -> dict[str, object]:
     """Return the row of a model, and whether a kernel was compiled for it."""
     import torch
 
@@ -73,6 +76,8 @@ def plan(name: str, budget: str) -> dict[str, object]:
     from scheduler.solvers.deadline import clock
     from tests.zoo.models import CASES
 
+    if by_processor:
+        clock.read = time.process_time
     torch.manual_seed(0)
     if name in CASES:
         other = CASES[name]()
@@ -90,7 +95,7 @@ def plan(name: str, budget: str) -> dict[str, object]:
     except BudgetTooSmallError as error:
         return {"refused": str(error)}
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-    compiled = clock.read() > clock.now()
+    compiled = clock.read() - clock.now() > LEAST_COMPILATION
     found = planned.plan
     assert found is not None
     measured = measure(
@@ -121,18 +126,19 @@ def seconds_of(step: object) -> float:
     return time.perf_counter() - started
 
 
-def run(name: str, budget: str) -> dict[str, object]:
+def run(name: str, budget: str, *, by_processor: bool) -> dict[str, object]:
     """Plan in a process of its own, without measured costs."""
-    root = str(Path(__file__).parents[2])
+    root = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "SCHEDULER_COSTS_FILE": f"{folder}/costs.json", "PYTHONPATH": root}
         command = [sys.executable, __file__, "--plan", name, budget]
+        command += ["--by-processor"] if by_processor else []
         process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     found: dict[str, object] = json.loads(process.stdout.splitlines()[-1])
-    return run(name, budget) if found.get("compiled") else found
+    return run(name, budget, by_processor=by_processor) if found.get("compiled") else found
 
 
-def main(path: Path, names: list[str], budgets: list[str]) -> None:
+def main(path: Path, names: list[str], budgets: list[str], *, by_processor: bool) -> None:
     """Append the rows that a file does not have."""
     done = set()
     with contextlib.suppress(FileNotFoundError), path.open(newline="") as file:
@@ -147,7 +153,7 @@ def main(path: Path, names: list[str], budgets: list[str]) -> None:
                 if done.intersection((name, form) for form in forms):
                     continue
                 for form in forms:
-                    if "refused" not in (found := run(name, form)):
+                    if "refused" not in (found := run(name, form, by_processor=by_processor)):
                         writer.writerow({"model": name, "budget": form, **found})
                         file.flush()
                         break
@@ -158,12 +164,15 @@ if __name__ == "__main__":
     parser.add_argument("path", type=Path, nargs="?")
     parser.add_argument("--models", help="names, separated by commas")
     parser.add_argument("--budgets", default=",".join(BUDGETS))
+    parser.add_argument(
+        "--by-processor", action="store_true", help="on a busy machine: time limits are seconds of the processor"
+    )
     parser.add_argument("--plan", nargs=2, metavar=("MODEL", "BUDGET"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plan:
-        print(json.dumps(plan(*options.plan)))
+        print(json.dumps(plan(*options.plan, by_processor=options.by_processor)))
     else:
         from scheduler.pytorch.models.catalog import model_names
 
         names = options.models.split(",") if options.models else [*model_names(), *OTHERS]
-        main(options.path, names, options.budgets.split(","))
+        main(options.path, names, options.budgets.split(","), by_processor=options.by_processor)
