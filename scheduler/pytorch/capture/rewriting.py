@@ -6,6 +6,8 @@ afterwards would undo recomputation.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 from torch import Tensor, fx
 
@@ -105,17 +107,18 @@ def _give_gradients_own_memory(graph: fx.Graph) -> None:
     placeholders = graph.find_nodes(op="placeholder")
     primals = {node.meta["desc"]: node for node in placeholders}
     is_gradient = [isinstance(description, GradAOTOutput) for description in descriptions]
-    taken = [node for node in placeholders if isinstance(node.meta["val"], Tensor)]
-    taken += [v for v, own in zip(values, is_gradient, strict=True) if not own and isinstance(v, fx.Node)]
+    taken: defaultdict[int, list[Tensor]] = defaultdict(list)
+    for node in (*placeholders, *(v for v, own in zip(values, is_gradient, strict=True) if not own)):
+        if isinstance(node, fx.Node) and isinstance(node.meta["val"], Tensor):
+            taken[storage_key(node.meta["val"])].append(node.meta["val"])
     for i, (value, description) in enumerate(zip(values, descriptions, strict=True)):
         if not is_gradient[i] or value is None:
             continue
-        wanted = primals[description.grad_of].meta["val"]
-        if not _engine_takes(value.meta["val"], wanted) or any(
-            overlap(value.meta["val"], other.meta["val"]) for other in taken
-        ):
+        wanted, gradient = primals[description.grad_of].meta["val"], value.meta["val"]
+        others = taken[storage_key(gradient)]
+        if not _engine_takes(gradient, wanted) or any(overlap(gradient, other) for other in others):
             value = values[i] = _insert_copy(graph, returned, value, wanted)
-        taken.append(value)
+        taken[storage_key(value.meta["val"])].append(value.meta["val"])
     returned.args = (values,)
 
 

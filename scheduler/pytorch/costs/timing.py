@@ -10,6 +10,7 @@ for the others of a parallel region does count.
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections import Counter
@@ -36,6 +37,8 @@ _MIN_ROUNDS = 3
 _MAX_ROUNDS = 30
 _MEASURING_SECONDS = 3.0
 """No further round begins after this many seconds."""
+_STEADY_ROUNDS, _STEADY_GAIN = 4, 0.005
+"""No further round begins after so many that have together lowered the sum of all times by less than this share."""
 _PLACES = 3
 """Of equal calls of a step, so many run in each round."""
 
@@ -157,7 +160,8 @@ def interleaved_times(
     ----------
     functions : sequence of callable
     seconds : float
-        No further round begins after this long; there are at least three.
+        No further round begins after this long, or once the last few have hardly lowered any
+        time; there are at least three.
     order : sequence of int
         The functions of a round, each at least once; the first few places of each are measured.
     progress : callable
@@ -170,12 +174,14 @@ def interleaved_times(
         if counts[position] <= _PLACES:
             places.append(position)
     samples: list[list[float]] = [[] for _ in places]
+    sums: list[float] = []
     begun = now()
     for number in range(1, _MAX_ROUNDS + 1):
         for runs, position in zip(samples, places, strict=True):
             runs.append(_seconds(functions[position]))
         passed = now() - begun
-        is_done = number == _MAX_ROUNDS or (number >= _MIN_ROUNDS and passed > seconds)
+        sums.append(math.fsum(min(runs) for runs in samples))
+        is_done = number == _MAX_ROUNDS or (number >= _MIN_ROUNDS and (passed > seconds or _is_steady(sums)))
         fraction = max(number / _MAX_ROUNDS, min(number / _MIN_ROUNDS, passed / max(seconds, passed, 1e-9)))
         progress(1.0 if is_done else fraction, passed)
         if is_done:
@@ -185,6 +191,11 @@ def interleaved_times(
     for runs, position in zip(samples, places, strict=True):
         found[position].append(runs)
     return [_timing(runs, idle) for runs in found]
+
+
+def _is_steady(sums: Sequence[float]) -> bool:
+    """Return whether the last rounds have hardly lowered the sum of the shortest times."""
+    return len(sums) > _STEADY_ROUNDS and sums[-1] >= (1 - _STEADY_GAIN) * sums[-1 - _STEADY_ROUNDS]
 
 
 def _timing(places: Sequence[Sequence[float]], idle: float) -> Timing:

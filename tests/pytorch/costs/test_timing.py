@@ -79,6 +79,21 @@ def test_functions_take_turns_for_at_least_three_rounds(ticking):
     assert times == [Timing(0.5, 0.0)] * 2
 
 
+def test_rounds_end_once_four_have_lowered_no_time_by_much(monkeypatch):
+    # A function takes 8, 4, 2 and 1 seconds, and then a second each time: rounds 5 to 8 lower nothing.
+    lasting, clock = iter([8.0, 4.0, 2.0]), [0.0]
+
+    def run() -> None:
+        clock[0] += next(lasting, 1.0)
+
+    monkeypatch.setattr(timing, "thread_seconds", lambda: clock[0])
+    monkeypatch.setattr(timing, "_reading_seconds", lambda: 0.0)
+    rounds: list[float] = []
+    interleaved_times([run], 100.0, progress=lambda fraction, seconds: rounds.append(fraction))
+    assert len(rounds) == 4 + 4
+    assert rounds[-1] == 1.0
+
+
 def test_a_time_is_the_shortest_at_each_place_of_the_order_and_the_spread_that_of_all_runs(monkeypatch):
     # By hand: function 0 runs at two places, whose shortest runs take 2 and 4 seconds, and whose medians 3 and 6.
     lasting = iter([2.0, 1.0, 4.0, 3.0, 1.0, 6.0, 9.0, 1.0, 8.0])
