@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError, UnsuitableProblemError
 from scheduler.explanations import explain
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
-from scheduler.plan import Plan
+from scheduler.plan import Granularity, Plan
 from scheduler.problem import Problem
 from scheduler.simulator import simulate
 from scheduler.solution import Progress, Proposal, Solution, Status, grade
@@ -213,8 +213,14 @@ def make_plan(
     return plan_of(graph_or_chain, solution, time_limit=options.get("time_limit", 60.0))
 
 
-def plan_of(graph_or_chain: Graph | Chain, solution: Solution, *, time_limit: float = math.inf) -> Plan:
-    """Return the plan of a solution.
+def plan_of(
+    graph_or_chain: Graph | Chain,
+    solution: Solution,
+    *,
+    time_limit: float = math.inf,
+    granularity: Granularity | None = None,
+) -> Plan:
+    """Return the plan of a solution; its granularity is "operations" or "layers" unless another is given.
 
     Raises
     ------
@@ -227,7 +233,7 @@ def plan_of(graph_or_chain: Graph | Chain, solution: Solution, *, time_limit: fl
         if solution.status is Status.UNKNOWN and solution.solve_seconds >= time_limit:
             raise OutOfTimeError(f"no schedule found in {time_limit:g} s: {message}")
         raise BudgetTooSmallError(message, proven=solution.status is Status.INFEASIBLE)
-    granularity: Literal["operations", "layers"] = "operations" if chain is None else "layers"
+    granularity = granularity or ("operations" if chain is None else "layers")
     return Plan.of(graph, solution, granularity=granularity)
 
 

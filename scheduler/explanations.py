@@ -33,7 +33,7 @@ _LEAST_SHARE = 0.05
 """Roles with a smaller share of the memory that is fixed are not named."""
 
 
-def explain(problem: Problem, solution: Solution, known_bytes: int) -> str:
+def explain(problem: Problem, solution: Solution, known_bytes: int, *, least_bytes: int = 0) -> str:
     """Return why there is no schedule, and what to do, given the smallest known peak.
 
     Parameters
@@ -43,6 +43,8 @@ def explain(problem: Problem, solution: Solution, known_bytes: int) -> str:
         Has no schedule.
     known_bytes : int
         The smallest known peak.
+    least_bytes : int
+        A proven lower bound on the peak in the search space, if it is known.
     """
 
     def peak(count: int) -> str:
@@ -70,7 +72,7 @@ def explain(problem: Problem, solution: Solution, known_bytes: int) -> str:
             f"{solution.solver} found no schedule that fits {budget}"
             f' ("{floor.operation}" needs most: {peak(floor.bytes)} alone).'
         )
-    if known_bytes > floor.bytes:
+    if known_bytes > max(floor.bytes, least_bytes):
         why += f" The smallest known schedule needs {known}; whether a smaller one exists is open."
     else:
         why += f" The smallest possible schedule needs {known}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from scheduler.graph import Tensor
@@ -42,6 +43,108 @@ def block_tree(blocks: int, *, saved: int = 10, value: int = 2, forward: float =
         storages.append(Storage(size_bytes=value, born=i, dies=i if last else i + 1, read_by=() if last else (i + 1,)))
         storages.append(Storage(size_bytes=saved, born=i, dies=i, saved_by=(i,)))
     return CallTree(calls=tuple(calls), segments=tuple(segments), storages=tuple(storages), resident=())
+
+
+def transformer_tree(blocks: int, *, width: int = 1024, spread: int = 0) -> CallTree:
+    """A transformer of 13 calls per block, with the tensors that PyTorch saves; `spread` makes blocks unequal."""
+    step = _Step()
+    with step.call("", []) as model:
+        x = step.leaf("wte", [], width, time=1.0)
+        for i in range(blocks):
+            size = width + (i * i * 7919) % (spread + 1)
+            x = _block(step, f"h.{i}", x, size)
+            model.append(x)
+        x = step.leaf("ln_f", [x], width, saves=[x], time=1.0)
+        logits = step.leaf("lm_head", [x], 8 * width, saves=[x], time=40.0)
+    step.segment(OUTSIDE, [logits], saves=[logits], keeps=8 * width, time=4.0)
+    return step.tree()
+
+
+def _block(step: _Step, name: str, x: int, width: int) -> int:
+    with step.call(name, [x]) as known:
+        y = step.leaf(f"{name}.ln_1", [x], width, saves=[x], time=1.0)
+        with step.call(f"{name}.attn", [y]) as attention:
+            heads = step.leaf(f"{name}.attn.c_attn", [y], 3 * width, saves=[y], time=12.0)
+            mixed = step.segment(step.around[-1], [heads], saves=[heads], keeps=width, new=width, time=6.0)
+            mixed = step.leaf(f"{name}.attn.drop", [mixed], width, keeps=width // 4, time=1.0)
+            mixed = step.leaf(f"{name}.attn.c_proj", [mixed], width, saves=[mixed], time=4.0)
+            y = step.leaf(f"{name}.attn.resid_drop", [mixed], width, keeps=width // 4, time=1.0)
+            attention.append(y)
+        x = step.segment(step.around[-1], [x, y], new=width, time=1.0)
+        y = step.leaf(f"{name}.ln_2", [x], width, saves=[x], time=1.0)
+        with step.call(f"{name}.mlp", [y]) as mlp:
+            wide = step.leaf(f"{name}.mlp.c_fc", [y], 4 * width, saves=[y], time=16.0)
+            active = step.leaf(f"{name}.mlp.act", [wide], 4 * width, saves=[wide], time=4.0)
+            y = step.leaf(f"{name}.mlp.c_proj", [active], width, saves=[active], time=16.0)
+            y = step.leaf(f"{name}.mlp.drop", [y], width, keeps=width // 4, time=1.0)
+            mlp.append(y)
+        x = step.segment(step.around[-1], [x, y], new=width, time=1.0)
+        known.append(x)
+    return x
+
+
+class _Step:
+    """A step written down call by call; values die with their last reader."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.segments: list[Segment] = []
+        self.storages: list[Storage] = []
+        self.around = [OUTSIDE]
+
+    @contextmanager
+    def call(self, module: str, inputs: list[int]) -> Iterator[list[int]]:
+        """A call of a module; the storages that are put into the list are what it returns."""
+        c, start = len(self.calls), len(self.segments)
+        self.calls.append(
+            Call(module=module, number=0, caller=self.around[-1], start=start, stop=start + 1, inputs=tuple(inputs))
+        )
+        self.around.append(c)
+        returned: list[int] = []
+        yield returned
+        self.around.pop()
+        self.calls[c] = replace(self.calls[c], stop=len(self.segments))
+
+    def leaf(
+        self, module: str, inputs: list[int], new: int, *, saves: list[int] | None = None, keeps: int = 0, time: float
+    ) -> int:
+        """A call without inner calls, which returns a new storage."""
+        with self.call(module, inputs):
+            return self.segment(self.around[-1], inputs, saves=saves, keeps=keeps, new=new, time=time)
+
+    def segment(
+        self, call: int, reads: list[int], *, saves: list[int] | None = None, keeps: int = 0, new: int = 0, time: float
+    ) -> int:
+        """Code that reads storages, saves some, allocates what only it saves, and returns a new storage."""
+        i = len(self.segments)
+        for s in reads:
+            is_saved = s in (saves or ())
+            storage = self.storages[s]
+            saved_by = (*storage.saved_by, i) if is_saved else storage.saved_by
+            self.storages[s] = replace(storage, dies=i, read_by=(*storage.read_by, i), saved_by=saved_by)
+        if keeps:
+            self.storages.append(Storage(size_bytes=keeps, born=i, dies=i, saved_by=(i,)))
+        self.storages.append(Storage(size_bytes=new, born=i, dies=i))
+        read = sum(self.storages[s].size_bytes for s in reads)
+        self.segments.append(
+            Segment(
+                call=call,
+                forward_time=time,
+                backward_time=2 * time,
+                forward_peak_bytes=new + keeps,
+                saving_forward_peak_bytes=new + keeps,
+                backward_peak_bytes=read,
+                gradient_bytes=read,
+                expensive=(len(self.storages) - 1,) if time >= 4 and new else (),
+                expensive_time=0.9 * time if time >= 4 and new else 0.0,
+            )
+        )
+        return len(self.storages) - 1
+
+    def tree(self) -> CallTree:
+        return CallTree(
+            calls=tuple(self.calls), segments=tuple(self.segments), storages=tuple(self.storages), resident=()
+        )
 
 
 class _Program:

@@ -19,7 +19,7 @@ from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph, Operation, Tensor
 from scheduler.graph.operations import Role
 from scheduler.pytorch.modules.calls import OUTSIDE, CallTree, Decision
-from scheduler.pytorch.modules.regions import Kind, Layout, Part, Regions, Run, TensorKey, execute
+from scheduler.pytorch.modules.regions import Execution, Kind, Layout, Part, Regions, Run, TensorKey, execute
 from scheduler.schedule import Action, Compute, Free, Schedule
 
 _ROLES: dict[Part, Role] = {Part.GRADIENT: "gradient", Part.PARAMETER_GRADIENT: "gradient", Part.HELD: "output"}
@@ -63,8 +63,11 @@ class LoweredTree:
 
     def schedule(self, regions: Regions) -> Schedule:
         """Return the schedule of a step that recomputes these calls, by position."""
+        return self.schedule_of_execution(execute(self.layout, regions))
+
+    def schedule_of_execution(self, execution: Execution) -> Schedule:
+        """Return the schedule of these runs."""
         compute, free = self._actions
-        execution = execute(self.layout, regions)
         actions: list[Action] = []
         for run, freed in zip(execution.runs, execution.frees, strict=True):
             actions.append(compute[run])

@@ -176,14 +176,25 @@ class Peaks:
 
 @dataclass
 class Execution:
-    """The runs of a step in order, and the tensors freed after each."""
+    """The runs of a step in order.
+
+    Attributes
+    ----------
+    runs : list of Run
+    roots : list of int
+        Per run: the region that its pass recomputes, or `OUTSIDE`.
+    frees : list of list of TensorKey
+        Per run: what is freed after it.
+    """
 
     runs: list[Run] = field(default_factory=list)
+    roots: list[int] = field(default_factory=list)
     frees: list[list[TensorKey]] = field(default_factory=list)
 
-    def add(self, run: Run, *frees: TensorKey) -> None:
+    def add(self, run: Run, *frees: TensorKey, root: int = OUTSIDE) -> None:
         """Append a run and what is freed after it."""
         self.runs.append(run)
+        self.roots.append(root)
         self.frees.append(list(frees))
 
 
@@ -236,7 +247,7 @@ class _Executor:
                 freed += [
                     (Part.VALUE, g, -1) for g in layout.outputs[root] if g not in held and g not in layout.dying[i]
                 ]
-            self.execution.add((kind, i), *freed, (Part.END, i, -1))
+            self.execution.add((kind, i), *freed, (Part.END, i, -1), root=root)
 
     def _enter(self, c: int, is_direct: bool, root: int, start: int, held: set[int], freed: list[TensorKey]) -> None:
         """Begin a region in a pass: unless another region is around it, it holds its inputs until its backward."""

@@ -1,0 +1,286 @@
+"""Choose which calls of a step to recompute: fastest within a budget, with a proof.
+
+An integer program bounds the memory at some points of the step. Its answer is simulated, the
+points that exceed the budget are added, and it is solved again, until an answer fits. Each
+program is a relaxation, so its bound holds for every choice of calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from scheduler.api import MAX_EXPLANATION_SECONDS, MIN_EXPLANATION_SECONDS, TRAINING_GAP, check_options, plan_of
+from scheduler.explanations import explain
+from scheduler.plan import Plan
+from scheduler.problem import Problem, parse_budget
+from scheduler.pytorch.modules.calls import CallTree, Decision
+from scheduler.pytorch.modules.lowering import LoweredTree, lower
+from scheduler.pytorch.modules.points import Point
+from scheduler.pytorch.modules.program import Options, Program
+from scheduler.pytorch.modules.regions import Kind, Regions, execute
+from scheduler.schedule import Compute
+from scheduler.simulator import simulate
+from scheduler.solution import Proposal, grade
+from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
+from scheduler.solvers.smallest_peak import SHARE_OF_TIME
+
+SEARCH_SPACE = "modules"
+_STEPS = 500
+"""The smallest peak is searched to within the distance from the floor to the save-everything peak over this."""
+_MOST_BY_HAND = 3
+_MOST_POINTS = 8
+"""Points that are added between two solutions."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice of calls, simulated.
+
+    Attributes
+    ----------
+    regions : Regions
+    time : float
+    peak_bytes : int
+    memory : list of (int, Point)
+        Bytes at every point, resident tensors included.
+    """
+
+    regions: Regions
+    time: float
+    peak_bytes: int
+    memory: list[tuple[int, Point]]
+
+
+@dataclass
+class Found:
+    """The state of a search.
+
+    Attributes
+    ----------
+    best : Candidate or None
+        The fastest that fits.
+    smallest : Candidate
+        The one with the smallest peak.
+    bound : float
+        Proven lower bound on the time, or on the peak in bytes.
+    infeasible : bool
+        Whether it is proven that none fits.
+    """
+
+    smallest: Candidate
+    best: Candidate | None = None
+    bound: float = 0.0
+    infeasible: bool = False
+
+
+def plan_modules(
+    tree: CallTree | LoweredTree, budget: int | str, *, gap: float = TRAINING_GAP, time_limit: float = 60.0
+) -> Plan:
+    """Choose the calls to recompute within a budget, and return the choice as a plan.
+
+    Parameters
+    ----------
+    tree : CallTree or LoweredTree
+    budget : int or str
+        As for `make_plan`; "min" is the smallest peak that recomputing calls can reach.
+    gap : float
+        The search ends as soon as `Plan.gap` is at most this.
+    time_limit : float
+        Seconds. At the limit, or at Ctrl-C, the best answer so far is returned with its bound.
+
+    Returns
+    -------
+    Plan
+        Of granularity "modules"; `decisions_of` reads its decisions.
+
+    Raises
+    ------
+    BudgetTooSmallError
+        If it is proven that no choice fits, or none was found.
+    OutOfTimeError
+        If the time limit passed before one was found.
+    InvalidBudgetError, InvalidOptionError
+        If an argument is invalid.
+    """
+    check_options(time_limit, 0)
+    lowered = tree if isinstance(tree, LoweredTree) else lower(tree)
+    started, deadline = clock.now(), Deadline(time_limit)
+    problem, chooser = Problem(lowered.graph, 0, gap=gap), Chooser(lowered)
+    with stopped_by_interrupt(deadline):
+        starts: list[Candidate] = []
+
+        def smallest_peak() -> int:
+            search = deadline.within(SHARE_OF_TIME * deadline.remaining)
+            starts.append(chooser.smallest(step=_step(problem), deadline=search).smallest)
+            return starts[0].peak_bytes
+
+        budget_bytes = parse_budget(budget, problem.graph, baseline=problem.baseline, smallest_peak=smallest_peak)
+        problem = replace(problem, budget_bytes=budget_bytes)
+        found = chooser.fastest(budget_bytes, gap=gap, deadline=deadline, starts=starts)
+        best = found.best or found.smallest
+        proposal = Proposal(
+            lowered.schedule(best.regions),
+            SEARCH_SPACE,
+            bound=found.bound,
+            infeasible=found.infeasible,
+            smallest=lowered.schedule(found.smallest.regions),
+        )
+        solution = grade(problem, proposal, solver=SEARCH_SPACE, seconds=clock.now() - started)
+    if solution.schedule is None:
+        deadline = Deadline(min(MAX_EXPLANATION_SECONDS, max(MIN_EXPLANATION_SECONDS, deadline.remaining)))
+        with stopped_by_interrupt(deadline):
+            least = chooser.smallest(step=_step(problem), deadline=deadline, starts=[found.smallest])
+        known, proven = least.smallest.peak_bytes, math.ceil(least.bound - _step(problem))
+        message = explain(problem, solution, known, least_bytes=proven)
+        solution = replace(solution, messages=(message, *solution.messages), smallest_peak_bytes=known)
+    return plan_of(lowered.graph, solution, time_limit=time_limit, granularity="modules")
+
+
+def smallest_peak_decisions(tree: CallTree, *, time_limit: float = 1.0) -> frozenset[Decision]:
+    """Return the decisions with the smallest peak that is found in a time limit in seconds."""
+    chooser, deadline = Chooser(lower(tree)), Deadline(time_limit)
+    step = max(1, chooser.plain.peak_bytes // _STEPS)
+    found = chooser.smallest(step=step, deadline=deadline)
+    calls = [(tree.calls[c], keeps) for c, keeps in found.smallest.regions.items()]
+    return frozenset(Decision(call.module, call.number, keeps) for call, keeps in calls)
+
+
+def with_estimated_backward(tree: CallTree) -> CallTree:
+    """Return a tree whose backward figures, which are not measured yet, are estimated from its forward.
+
+    The gradients after a segment are as large as the storages that cross its start, and its
+    backward needs these for what it allocates and reads.
+    """
+    crossing = [0] * (len(tree.segments) + 1)
+    touched = [0] * len(tree.segments)
+    for storage in tree.storages:
+        uses = [i for i in {*storage.read_by, *storage.saved_by} if storage.born < i < len(tree.segments)]
+        for i in range(storage.born + 1, max(uses, default=storage.born) + 1):
+            crossing[i] += storage.size_bytes
+        for i in {storage.born, *uses}:
+            touched[i] += storage.size_bytes
+    segments = (
+        replace(segment, gradient_bytes=crossing[i], backward_peak_bytes=touched[i])
+        for i, segment in enumerate(tree.segments)
+    )
+    return replace(tree, segments=tuple(segments))
+
+
+def _step(problem: Problem) -> int:
+    return max(1, (problem.baseline.peak_bytes - problem.floor.bytes) // _STEPS)
+
+
+class Chooser:
+    """Chooses calls of one step, for any number of budgets."""
+
+    def __init__(self, lowered: LoweredTree) -> None:
+        self.lowered = lowered
+        self.layout = lowered.layout
+        self.options = Options.of(lowered.layout)
+        self.plain = self.candidate({})
+        self.rounds = 0
+
+    def candidate(self, regions: Regions) -> Candidate:
+        """Simulate a choice of calls."""
+        execution = execute(self.layout, regions)
+        schedule = self.lowered.schedule_of_execution(execution)
+        simulation = simulate(self.lowered.graph, schedule)
+        amounts = (
+            m for action, m in zip(schedule, simulation.memory.tolist(), strict=True) if isinstance(action, Compute)
+        )
+        memory = []
+        for (kind, position), root, amount in zip(execution.runs, execution.roots, amounts, strict=True):
+            if kind in (Kind.BACKWARD, Kind.GRADIENTS):
+                memory.append((amount, Point(kind, position)))
+            elif kind not in (Kind.CHECKPOINT, Kind.KEEPING_CHECKPOINT):
+                memory.append((amount, Point(Kind.SAVING, position, root)))
+        return Candidate(regions, simulation.time, simulation.peak_bytes, memory)
+
+    def fastest(self, budget_bytes: int, *, gap: float, deadline: Deadline, starts: Iterable[Candidate] = ()) -> Found:
+        """Find the fastest choice that fits a budget."""
+        found = Found(self.plain, bound=self.plain.time)
+        for candidate in (*self.by_hand, *starts):
+            self._note(found, candidate, budget_bytes)
+        program = self._program(budget_bytes, deadline)
+        self._add(program, self.plain, budget_bytes)
+        while not self._is_done(found, gap) and not deadline.passed:
+            self.rounds += 1
+            result, regions = program.minimize(deadline, absolute_gap=gap * self.plain.time)
+            if result.infeasible:
+                found.infeasible = True
+                break
+            found.bound = max(found.bound, self.plain.time + result.bound)
+            if not result.found:
+                break
+            candidate = self.candidate(regions)
+            self._note(found, candidate, budget_bytes)
+            if not self._add(program, candidate, budget_bytes):
+                break
+        return found
+
+    def smallest(self, *, step: int, deadline: Deadline, starts: Iterable[Candidate] = ()) -> Found:
+        """Find the choice with the smallest peak, to within `step` bytes."""
+        found = Found(self.plain)
+        for candidate in (*self.by_hand, *starts):
+            self._note(found, candidate, 0)
+        program = self._program(None, deadline)
+        self._add(program, self.plain, 0)
+        resident = self.lowered.graph.resident_bytes
+        while found.smallest.peak_bytes - found.bound >= step and not deadline.passed:
+            self.rounds += 1
+            gap = step / 2 / max(1, program.limit_bytes)
+            result, regions = program.minimize(deadline, absolute_gap=gap)
+            if not result.found:
+                break
+            found.bound = max(found.bound, resident + result.bound * program.limit_bytes)
+            candidate = self.candidate(regions)
+            self._note(found, candidate, 0)
+            if not self._add(program, candidate, resident + int(result.objective * program.limit_bytes) + 1):
+                break
+        return found
+
+    @cached_property
+    def by_hand(self) -> list[Candidate]:
+        """Choices that people make by hand: to recompute equal calls at one depth, such as all blocks; and no call."""
+        equal: defaultdict[object, list[int]] = defaultdict(list)
+        for c in self.options.times:
+            call = self.layout.tree.calls[c]
+            inside = tuple(segment.call - c for segment in self.layout.tree.segments[call.start : call.stop])
+            equal[len(self.layout.ancestors[c]), inside].append(c)
+        times = {key: sum(self.options.times[c] for c in calls) for key, calls in equal.items()}
+        largest = sorted(equal, key=lambda key: -times[key])[:_MOST_BY_HAND]
+        return [self.plain, *(self.candidate(dict.fromkeys(equal[key], False)) for key in largest)]
+
+    def _program(self, budget_bytes: int | None, deadline: Deadline) -> Program:
+        graph = self.lowered.graph
+        return Program(self.layout, self.options, graph.resident_bytes, budget_bytes, self.plain.peak_bytes, deadline)
+
+    def _note(self, found: Found, candidate: Candidate, budget_bytes: int) -> None:
+        if candidate.peak_bytes < found.smallest.peak_bytes:
+            found.smallest = candidate
+        if candidate.peak_bytes <= budget_bytes and (found.best is None or candidate.time < found.best.time):
+            found.best = candidate
+
+    def _is_done(self, found: Found, gap: float) -> bool:
+        return found.best is not None and found.best.time - found.bound <= gap * found.best.time
+
+    def _add(self, program: Program, candidate: Candidate, budget_bytes: int) -> bool:
+        """Add points of a choice that exceed a budget; return whether there are new ones."""
+        exceeding = sorted(((m, p) for m, p in candidate.memory if m > budget_bytes), key=lambda entry: -entry[0])
+        chosen: list[Point] = []
+        apart = max(1, self.layout.length // 16)
+        for _, point in exceeding:
+            if len(chosen) == _MOST_POINTS:
+                break
+            if point not in program.added and all(
+                abs(point.segment - other.segment) >= apart or point.root != other.root or point.kind is not other.kind
+                for other in chosen
+            ):
+                chosen.append(point)
+        for point in chosen:
+            program.add(point)
+        return bool(chosen)

@@ -1,0 +1,283 @@
+"""The memory at each point of a step as a sum over what is held, for every choice of calls to recompute.
+
+A point is one run of a forward segment in a pass, or one backward operation. What is held there
+depends on the choice only through conditions such as "the block is not recomputed", so memory is
+a constant plus bytes times conditions. It agrees with the simulator for every choice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scheduler.pytorch.modules.calls import OUTSIDE
+from scheduler.pytorch.modules.regions import Group, Kind, Layout
+
+
+class Literal(NamedTuple):
+    """A decision: that a call is recomputed, or that it is and keeps expensive results."""
+
+    call: int
+    keeps: bool = False
+
+
+class Condition(NamedTuple):
+    """Holds if all decisions in `true` are made, and none in `false`."""
+
+    true: frozenset[Literal]
+    false: frozenset[Literal]
+
+
+Holding = frozenset[Condition]
+"""Holds if any of the conditions does."""
+
+_NOTHING: frozenset[Literal] = frozenset()
+_ALWAYS = Condition(_NOTHING, _NOTHING)
+
+
+class Point(NamedTuple):
+    """A run whose memory is counted.
+
+    Attributes
+    ----------
+    kind : Kind
+        SAVING for a forward run, however it runs; BACKWARD or GRADIENTS.
+    segment : int
+    root : int
+        The pass of a forward run: the region that is recomputed, or `OUTSIDE`.
+    """
+
+    kind: Kind
+    segment: int
+    root: int = OUTSIDE
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory at a point, without the resident tensors.
+
+    Attributes
+    ----------
+    constant : int
+        Bytes that are held whatever is recomputed.
+    held : dict of Holding to int
+        Bytes that are held under a condition.
+    region : int
+        The point is reached only if this call is recomputed; `OUTSIDE` if it always is.
+    """
+
+    constant: int
+    held: dict[Holding, int]
+    region: int = OUTSIDE
+
+
+class Points:
+    """The memory at the points of a step.
+
+    Parameters
+    ----------
+    layout : Layout
+    candidates : iterable of int
+        Calls that may be recomputed.
+    keepers : iterable of int
+        Those that may keep expensive results.
+    """
+
+    def __init__(self, layout: Layout, candidates: Iterable[int], keepers: Iterable[int]) -> None:
+        self.layout, self.tree = layout, layout.tree
+        self.candidates, self.keepers = frozenset(candidates), frozenset(keepers)
+        self._simplified: dict[Holding, Holding] = {}
+        self._parameter_gradients = [0]
+        """Bytes of parameter gradients after the backward of the last k segments, per k."""
+        for segment in reversed(self.tree.segments):
+            self._parameter_gradients.append(self._parameter_gradients[-1] + segment.parameter_gradient_bytes)
+
+    def memory(self, point: Point) -> Memory:
+        """Return the memory at a point."""
+        counter = _Counter(self, point)
+        for group in self.layout.groups:
+            counter.add_group(group)
+        counter.add_copies()
+        counter.add_run()
+        held: Counter[Holding] = Counter()
+        for conditions, size in counter.held.items():
+            held[self._simplify(conditions)] += size
+        constant = counter.constant + held.pop(frozenset([_ALWAYS]), 0)
+        held.pop(frozenset(), None)
+        return Memory(constant, {holding: size for holding, size in held.items() if size}, point.root)
+
+    def gradients_before(self, segment: int) -> int:
+        """Return the bytes of gradients when the backward of a segment begins, or once all have ended at 0."""
+        length = self.layout.length
+        activations = self.tree.segments[segment].gradient_bytes if segment < length else 0
+        return activations + self._parameter_gradients[length - segment]
+
+    def _simplify(self, holding: Holding) -> Holding:
+        if holding not in self._simplified:
+            self._simplified[holding] = simplify(holding)
+        return self._simplified[holding]
+
+
+def simplify(holding: Holding) -> Holding:
+    """Return an equal holding with fewer and weaker conditions.
+
+    Two conditions that differ in one decision, which one demands and the other excludes, are the
+    condition without it; and a condition that implies another is left out.
+    """
+    conditions = set(holding)
+    while True:
+        for first in conditions:
+            found = next(
+                (c for second in conditions if (c := _resolve(first, second)) not in (None, *conditions)), None
+            )
+            if found is not None:
+                conditions = {c for c in conditions if not (c.true >= found.true and c.false >= found.false)} | {found}
+                break
+        else:
+            break
+    return frozenset(
+        c for c in conditions if not any(d != c and d.true <= c.true and d.false <= c.false for d in conditions)
+    )
+
+
+def _resolve(first: Condition, second: Condition) -> Condition | None:
+    """Return the condition that holds if either does, whether a decision is made or not; None if there is none."""
+    common = first.true & second.false
+    if len(common) != 1:
+        return None
+    true, false = (first.true - common) | second.true, first.false | (second.false - common)
+    return None if true & false else Condition(true, false)
+
+
+class _Counter:
+    """Adds up what is held at one point."""
+
+    def __init__(self, points: Points, point: Point) -> None:
+        self.points, self.layout, self.tree = points, points.layout, points.tree
+        self.point, self.is_forward = point, point.kind is Kind.SAVING
+        self.held: Counter[Holding] = Counter()
+        self.constant = 0
+        root = point.root
+        call = None if root == OUTSIDE else self.tree.calls[root]
+        self.start, self.stop = (0, self.layout.length) if call is None else (call.start, call.stop)
+        """The segments of the pass that runs, at a forward point."""
+        self.last = point.segment - (point.kind is Kind.GRADIENTS)
+        """The last segment for whose backward something is still held."""
+        if self.is_forward:
+            self.open = () if call is None else (*self.layout.ancestors[root], root)
+        else:
+            self.open = self.layout.around[point.segment]
+        self._find_conditions()
+
+    def _find_conditions(self) -> None:
+        """Find, per call, when its code has run with saving, and when it has begun as a region."""
+        self.saving: list[Condition] = []
+        self.entered: list[Condition] = []
+        for c, call in enumerate(self.tree.calls):
+            around = self.saving[call.caller].false if call.caller != OUTSIDE else _NOTHING
+            is_cut = c in self.points.candidates and c not in self.open
+            self.saving.append(Condition(_NOTHING, around | {Literal(c)} if is_cut else around))
+            self.entered.append(Condition(frozenset([Literal(c)]), around))
+        if self.point.root != OUTSIDE:
+            self.entered[self.point.root] = _ALWAYS
+
+    def add(self, conditions: Iterable[Condition], size: int) -> None:
+        """Add bytes that are held if any of the conditions holds."""
+        self.held[frozenset(conditions)] += size
+
+    def add_group(self, group: Group) -> None:
+        """Add the copies of a group that are held before the run."""
+        if self.is_forward and self.start <= group.born < self.stop:
+            self._add_own(group)
+            return
+        is_held = group.dies >= self.layout.length
+        if is_held:
+            self.constant += group.size_bytes
+            self.add(self._held_again(group), group.size_bytes)
+        else:
+            self.add((*self._holders(group), *self._keepers(group)), group.size_bytes)
+
+    def _add_own(self, group: Group) -> None:
+        """Add the copies of a group that is allocated in the pass that runs."""
+        i, root, size = self.point.segment, self.point.root, group.size_bytes
+        kept = frozenset([Literal(root, True)]) if group.is_expensive and root in self.points.keepers else _NOTHING
+        is_held = group.dies >= self.layout.length
+        if is_held and root != OUTSIDE:  # the copy of the first forward; this pass makes another, unless it is kept
+            self.constant += size
+            if group.born < i:
+                self.add([Condition(_NOTHING, kept)], size)
+            return
+        conditions = [Condition(kept, _NOTHING)] if kept else []
+        if group.born < i:
+            conditions += [_ALWAYS] if group.dies >= i else self._holders(group)
+            if root == OUTSIDE:
+                conditions += self._keepers(group)
+        self.add(conditions, size)
+
+    def _holders(self, group: Group, within: int = OUTSIDE) -> list[Condition]:
+        """Return when segments that saved a group, or regions that it was passed to, in a call, hold it."""
+        first = 0 if within == OUTSIDE else self.tree.calls[within].start
+        last = self.last
+        if self.is_forward and group.born < self.start:  # what the pass itself saves, its region holds anyway
+            last = self.start - 1
+        regions = (c for c in group.calls if c in self.points.candidates and self.layout.is_inside(c, within))
+        return [
+            *(self._saving(j) for j in group.savers if first <= j <= last),
+            *(self.entered[c] for c in regions if self.tree.calls[c].start <= self.last),
+        ]
+
+    def _saving(self, segment: int) -> Condition:
+        call = self.tree.segments[segment].call
+        return self.saving[call] if call != OUTSIDE else _ALWAYS
+
+    def _keepers(self, group: Group) -> list[Condition]:
+        """Return when regions that keep expensive results hold a group."""
+        if not group.is_expensive or group.born > self.last:
+            return []
+        around = self.layout.around[group.born]
+        return [Condition(frozenset([Literal(c, True)]), _NOTHING) for c in around if c in self.points.keepers]
+
+    def _held_again(self, group: Group) -> list[Condition]:
+        """Return when a recomputation holds a second copy of what is held to the end."""
+        conditions = []
+        for c in self.open:
+            call = self.tree.calls[c]
+            if c in self.points.candidates and c != self.point.root and call.start <= group.born < call.stop:
+                kept = frozenset([Literal(c, True)]) if group.is_expensive and c in self.points.keepers else _NOTHING
+                for true, false in self._holders(group, c):
+                    conditions.append(Condition(true | {Literal(c)}, false | kept))
+        return conditions
+
+    def add_copies(self) -> None:
+        """Add the buffers and random states that regions copied."""
+        i, root = self.point.segment, self.point.root
+        for c, call in enumerate(self.tree.calls):
+            if not call.copied_bytes or c not in self.points.candidates or call.start > self.last:
+                continue
+            begins = self.is_forward and call.start == i and self.layout.is_inside(c, root)
+            condition = Condition(frozenset([Literal(c)]), _NOTHING) if begins else self.entered[c]
+            self.add([condition], call.copied_bytes)
+
+    def add_run(self) -> None:
+        """Add what the run itself needs, and the gradients that are live."""
+        i = self.point.segment
+        if not self.is_forward:
+            after = i if self.point.kind is Kind.GRADIENTS else i + 1
+            self.constant += self.points.gradients_before(after)
+            if self.point.kind is Kind.BACKWARD:
+                self.constant += self.tree.segments[i].backward_peak_bytes
+            return
+        if self.point.root != OUTSIDE:
+            self.constant += self.points.gradients_before(self.stop)
+        peaks = self.layout.peaks[i]
+        self.constant += peaks.without_saving
+        self.add([self._saving(i)], peaks.saving - peaks.without_saving)
+        if self.point.root == OUTSIDE and any(self.layout.groups[g].is_expensive for g in self.layout.born[i]):
+            keepers = [
+                Condition(frozenset([Literal(c, True)]), _NOTHING)
+                for c in self.layout.around[i]
+                if c in self.points.keepers
+            ]
+            self.add(keepers, peaks.keeping - peaks.without_saving)

@@ -1,0 +1,173 @@
+"""The integer program of which calls to recompute: fastest within a budget, or with the smallest peak.
+
+Rows bound the memory at single points, and are added only for points that exceed the budget.
+Each row is exact, so a program with some of the rows is a relaxation: its bounds hold for every
+choice of calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulp
+
+from scheduler.pytorch.modules.calls import OUTSIDE
+from scheduler.pytorch.modules.points import Holding, Literal, Point, Points
+from scheduler.pytorch.modules.regions import Layout, Regions
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.integer_program import IntegerProgram, MilpResult, is_set
+
+_Term = tuple[pulp.LpVariable, float]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The calls that it may pay to recompute.
+
+    Attributes
+    ----------
+    times : dict of int to float
+        Per call that may be recomputed: the time that it adds.
+    savings : dict of int to float
+        Per call that may keep expensive results: the time that it then saves.
+    """
+
+    times: dict[int, float]
+    savings: dict[int, float]
+
+    @classmethod
+    def of(cls, layout: Layout) -> Options:
+        """Return the calls whose recomputation frees something that their arguments do not hold."""
+        tree = layout.tree
+        times, savings = {}, {}
+        for c, call in enumerate(tree.calls):
+            segments = range(call.start, call.stop)
+            if call.refusal or not any(_frees(layout, c, i) for i in segments):
+                continue
+            times[c] = sum(tree.segments[i].forward_time for i in segments)
+            saved = sum(
+                min(tree.segments[i].expensive_time, tree.segments[i].forward_time)
+                for i in segments
+                if any(layout.groups[g].is_expensive for g in layout.born[i])
+            )
+            if saved > 0:
+                savings[c] = saved
+        return cls(times, savings)
+
+
+def _frees(layout: Layout, call: int, segment: int) -> bool:
+    """Return whether a segment saves what the arguments of a call do not hold, or needs more memory to save it."""
+    peaks = layout.peaks[segment]
+    return peaks.saving > peaks.without_saving or any(call not in layout.groups[g].calls for g in layout.saved[segment])
+
+
+class Program:
+    """Minimize the time that is added within a budget, or the peak if there is none.
+
+    Parameters
+    ----------
+    layout : Layout
+    options : Options
+    resident_bytes : int
+    budget_bytes : int or None
+        None to minimize the peak.
+    most_bytes : int
+        A peak that can be reached, such as that of saving everything.
+    deadline : Deadline
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        options: Options,
+        resident_bytes: int,
+        budget_bytes: int | None,
+        most_bytes: int,
+        deadline: Deadline,
+    ) -> None:
+        self.points = Points(layout, options.times, options.savings)
+        self.added: set[Point] = set()
+        self.program = IntegerProgram("modules", deadline)
+        self.unit = max(1.0, most_bytes / 1000)
+        self.peak = None if budget_bytes is not None else self.program.fraction("peak", 1.0)
+        self.least = resident_bytes
+        self.limit_bytes = most_bytes - resident_bytes if budget_bytes is None else budget_bytes - resident_bytes
+        costs = 0.0 if self.peak is not None else 1.0
+        self.variables: dict[Literal, pulp.LpVariable] = {}
+        for c, time in options.times.items():
+            self.variables[Literal(c)] = self.program.binary(f"recompute_{c}", costs * time)
+        for c, time in options.savings.items():
+            self.variables[Literal(c, True)] = self.program.binary(f"keep_{c}", -costs * time)
+        self.holdings: dict[Holding, pulp.LpVariable] = {}
+        self._add_rules(layout)
+
+    def _add_rules(self, layout: Layout) -> None:
+        """A region that keeps expensive results is recomputed, and no region is around or inside it."""
+        for (c, keeps), variable in self.variables.items():
+            around = [a for a in layout.ancestors[c] if Literal(a) in self.variables]
+            if keeps:
+                self.program.at_most("keep_recomputes", [(variable, 1.0), (self.variables[Literal(c)], -1.0)], 0.0)
+                for a in around:
+                    self.program.at_most("keep_inside", [(variable, 1.0), (self.variables[Literal(a)], 1.0)], 1.0)
+            else:
+                for a in around:
+                    if Literal(a, True) in self.variables:
+                        keeper = self.variables[Literal(a, True)]
+                        self.program.at_most("keep_around", [(variable, 1.0), (keeper, 1.0)], 1.0)
+
+    def add(self, point: Point) -> None:
+        """Bound the memory at a point."""
+        self.added.add(point)
+        memory = self.points.memory(point)
+        terms: dict[Literal, float] = {}
+        more: list[_Term] = []
+        constant = float(memory.constant)
+        for holding, size in memory.held.items():
+            literal, sign = _single(holding)
+            if literal is None:
+                more.append((self._holding(holding), size))
+                continue
+            terms[literal] = terms.get(literal, 0.0) + sign * size
+            constant += size if sign < 0 else 0
+        most = self.limit_bytes - constant
+        if memory.region != OUTSIDE:  # bound only if the region is recomputed
+            excess = constant + sum(size for _, size in more) + sum(max(0.0, t) for t in terms.values())
+            slack = max(0.0, excess - (0 if self.peak is not None else self.limit_bytes))
+            literal = Literal(memory.region)
+            terms[literal] = terms.get(literal, 0.0) + slack
+            most += slack
+        row = [(self.variables[literal], size) for literal, size in terms.items()] + more
+        if self.peak is not None:  # peak = 1 is the largest peak of interest
+            row.append((self.peak, -float(self.limit_bytes)))
+            most -= self.limit_bytes
+        self.program.at_most(
+            "memory", [(variable, size / self.unit) for variable, size in row if size], most / self.unit
+        )
+
+    def _holding(self, holding: Holding) -> pulp.LpVariable:
+        """Return a variable that is at least 1 if something is held."""
+        if holding not in self.holdings:
+            held = self.holdings[holding] = self.program.fraction("held")
+            for true, false in holding:
+                terms = [(held, 1.0), *((self.variables[literal], -1.0) for literal in true)]
+                terms += [(self.variables[literal], 1.0) for literal in false]
+                self.program.at_least("held", terms, 1.0 - len(true))
+        return self.holdings[holding]
+
+    def minimize(self, deadline: Deadline, *, absolute_gap: float) -> tuple[MilpResult, Regions]:
+        """Solve the program with the points added so far; return the result, and the calls to recompute."""
+        result = self.program.minimize(deadline, absolute_gap=absolute_gap)
+        regions = {c: False for (c, keeps), variable in self.variables.items() if not keeps and is_set(variable)}
+        for (c, keeps), variable in self.variables.items():
+            if keeps and is_set(variable):
+                regions[c] = True
+        return result, regions if result.found else {}
+
+
+def _single(holding: Holding) -> tuple[Literal | None, int]:
+    """Return the only decision that something depends on, and 1 or -1 for made or not made."""
+    if len(holding) == 1:
+        ((true, false),) = holding
+        if len(true) + len(false) == 1:
+            return (next(iter(true)), 1) if true else (next(iter(false)), -1)
+    return None, 0
