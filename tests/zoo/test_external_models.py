@@ -23,9 +23,6 @@ pytestmark = [
 SHARES = (0.15, 0.4, 0.8)
 """Budgets: from the smallest known peak to that of saving everything."""
 
-OFF_IN_AUTOCAST = {"diffusers unet", "diffusers decoder"}
-"""Models whose losses and gradients are equal, but whose peak is off by some hundred bytes under autocast."""
-
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
@@ -34,9 +31,7 @@ def _seeded() -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", CASES)
-def test_a_model_trains_as_without_a_plan_and_in_the_predicted_memory(
-    request: pytest.FixtureRequest, name: str, precision: Precision
-) -> None:
+def test_a_model_trains_as_without_a_plan_and_in_the_predicted_memory(name: str, precision: Precision) -> None:
     case = CASES[name]()
     model = InPrecision(case.model, precision, case.loss)
     plain = copy.deepcopy(model)
@@ -47,7 +42,6 @@ def test_a_model_trains_as_without_a_plan_and_in_the_predicted_memory(
     largest = sc.solve(graph, 2**50, solver="save-all").peak_bytes
     expected = train(plain, batches)
     start = copy.deepcopy(model.state_dict())
-    peaks = []
     for share in SHARES:
         model.load_state_dict(start)
         model.zero_grad()
@@ -57,10 +51,6 @@ def test_a_model_trains_as_without_a_plan_and_in_the_predicted_memory(
         measured = measure(
             training_step(planned, args, kwargs), resident=resident_tensors(planned, (args, kwargs)), repeats=1
         )
-        peaks.append((plan, measured))
-    if precision == "autocast" and name in OFF_IN_AUTOCAST:  # only the peaks may be off
-        request.applymarker(pytest.mark.xfail(reason="predicted peak under autocast"))
-    for plan, measured in peaks:
         others = graph.resident_bytes - measured.resident_bytes  # constants of the capture and targets of the loss
         assert measured.live_peak_bytes + others == plan.simulation.live_peak_bytes
         assert measured.allocator_peak_bytes + others <= plan.budget_bytes

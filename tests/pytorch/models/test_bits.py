@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.pytorch.tracing import capture
-from tests.support.pytorch.planning import check_like_autograd, recompute_most
+from tests.support.pytorch.planning import check_like_autograd, recompute_most, save_everything
 from tests.support.pytorch.small_models import SMALL
 
 pytestmark = pytest.mark.long(50)
@@ -104,6 +104,16 @@ def test_dropout_draws_and_rounds_as_eager_does(kind: str, p: float) -> None:
         torch.manual_seed(0)
         module = InPrecision(Wrapped(lambda x: DROPOUTS[kind](x, p)), precision)
         check_like_autograd(module, recompute_most, ((torch.randn(16, 32),), {}))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_norms_of_groups_hold_what_is_predicted(precision: Precision) -> None:
+    """On the CPU, their statistics and gradients have other dtypes under autocast than fake tensors show."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(4, 8))
+    module = InPrecision(nn.Sequential(*layers, nn.Conv2d(8, 4, 3)), precision, lambda y: y.float().square().mean())
+    for schedule in (save_everything, recompute_most):
+        check_like_autograd(module, schedule, ((torch.randn(2, 3, 16, 16),), {}))
 
 
 def test_dropout_that_drops_nothing_is_no_operation() -> None:

@@ -19,16 +19,19 @@ _NORMS = {
 }
 """Operators that return a mean and a deviation after their output."""
 
+_GRADIENTS = {aten.native_group_norm_backward.default}
+"""Operators whose first output, the gradient of their second argument, has its dtype."""
+
 
 def correct_norms(graph: fx.Graph) -> None:
-    """Give the statistics that norms return the dtypes that they have at run time.
+    """Give what norms return the dtypes that it has at run time.
 
     The mean and deviation of an input in bfloat16 are in float32 if the parameters are, as under
-    autocast; running statistics keep their dtype. Conversions to a dtype that a value has
-    already are removed.
+    autocast, and its gradient in bfloat16; running statistics keep their dtype. Conversions to a
+    dtype that a value has already are removed.
     """
     for node in list(graph.nodes):
-        if node.target not in _NORMS:
+        if node.target not in _NORMS and node.target not in _GRADIENTS:
             continue
         getitems = {user.args[1]: user for user in node.users if is_getitem(user)}
         outputs = list(node.meta["val"])
@@ -38,11 +41,14 @@ def correct_norms(graph: fx.Graph) -> None:
                 if position in getitems:
                     getitems[position].meta["val"] = outputs[position]
                     _remove_conversions(graph, getitems[position])
+                    _correct_views(getitems[position])
         node.meta["val"] = tuple(outputs)
 
 
 def _dtypes(node: fx.Node) -> dict[int, torch.dtype]:
     """Return the dtypes of outputs of a norm, by position, as far as they are known."""
+    if node.target in _GRADIENTS:
+        return {0: cast("fx.Node", node.args[1]).meta["val"].dtype}
     given = [argument.meta["val"] for argument in nodes_in((node.args[1:], node.kwargs))]
     has_float32 = any(isinstance(value, Tensor) and value.dtype == torch.float32 for value in given)
     dtypes = dict.fromkeys((1, 2), torch.float32) if has_float32 else {}
@@ -55,6 +61,15 @@ def _dtypes(node: fx.Node) -> dict[int, torch.dtype]:
 def _in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
     with value.fake_mode:  # type: ignore[attr-defined]
         return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
+
+
+def _correct_views(node: fx.Node) -> None:
+    """Let what only detaches a value share its memory again."""
+    for user in node.users:
+        if user.target is aten.detach.default:
+            value: Tensor = node.meta["val"]
+            user.meta["val"] = value.detach()
+            _correct_views(user)
 
 
 def _remove_conversions(graph: fx.Graph, node: fx.Node) -> None:
