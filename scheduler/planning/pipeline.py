@@ -29,9 +29,8 @@ from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
-from scheduler.solvers.smallest_peak import SHARE_OF_TIME, squeeze
 from scheduler.tables import html_table, text_table
-from scheduler.units import format_bytes, format_peak, format_percent
+from scheduler.units import format_bytes, format_percent
 
 _FIRST_LIMITS = 6
 """Number of limits on what is kept that are tried at first."""
@@ -43,7 +42,7 @@ _BOUND_TIME_SHARE = 0.3
 """Share of a stage's time that the bound may take if several microbatches are in flight."""
 
 _MIN_SECONDS = 0.1
-"""Least time limit of a stage, if earlier stages have used up the time, and that of the search for an error message."""
+"""Least time limit of a stage, if earlier stages have used up the time."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +149,7 @@ def plan_pipeline(
         the others.
     budget : int, str, or a sequence of them, one per stage
         Budget of each stage's device, as for `solve`. Percents are of what the stage adds to
-        its resident tensors if it saves everything of all microbatches in flight; "min" is the
-        smallest peak known for a stage with all its microbatches in flight.
+        its resident tensors if it saves everything of all microbatches in flight.
     in_flight : int or sequence of int, optional
         Largest number of microbatches in flight, in every stage or per stage. By default as
         in 1F1B (one forward, one backward): stage s of S has S - s, counted from 0.
@@ -245,35 +243,23 @@ class _Stage:
     def plan(self, budget: int | str, name: str) -> PipelineStagePlan:
         """Return the fastest plan found that fits."""
         everything = simulate(self.graph, save_everything(self.graph))
-        deadline = Deadline(self.options["time_limit"])
-        found: dict[Schedule, Simulation] = {}
-
-        def smallest_peak() -> int:
-            found.update(self._frugal(deadline.within(SHARE_OF_TIME * deadline.remaining)))
-            return min(map(self.peak_bytes, (everything, *found.values())))
-
         budget_bytes = parse_budget(
-            budget,
-            self.graph,
-            baseline=replace(everything, peak_bytes=self.peak_bytes(everything)),
-            smallest_peak=smallest_peak,
+            budget, self.graph, baseline=replace(everything, peak_bytes=self.peak_bytes(everything))
         )
+        deadline = Deadline(self.options["time_limit"])
         seconds = deadline.remaining * (_BOUND_TIME_SHARE if self.in_flight > 1 else 1.0)
         options: SolveOptions = {**self.options, "time_limit": seconds}
         alone = solve(*self._relaxed(budget_bytes), **options)
         is_proven = alone.status is Status.INFEASIBLE
-        if alone.schedule is None and self.in_flight == 1 and not found:
+        if alone.schedule is None and self.in_flight == 1:
             raise BudgetTooSmallError(f"{name}: {alone.messages[0]}", proven=is_proven)
-        best = None if alone.schedule is None else simulate(self.graph, alone.schedule)
-        if alone.schedule is not None and best is not None:
-            found[alone.schedule] = best
-        if not is_proven and (best is None or self.peak_bytes(best) > budget_bytes):
+        found = {} if alone.schedule is None else {alone.schedule: simulate(self.graph, alone.schedule)}
+        if not is_proven and not any(self.peak_bytes(simulated) <= budget_bytes for simulated in found.values()):
             with stopped_by_interrupt(deadline):
-                found |= self._search(budget_bytes, everything, deadline, tuple(found))
+                found |= self._search(budget_bytes, everything, deadline)
         fitting = {s: simulated for s, simulated in found.items() if self.peak_bytes(simulated) <= budget_bytes}
         if not fitting:
-            found |= self._frugal(Deadline(_MIN_SECONDS))
-            raise self._too_small(name, budget_bytes, everything, found.values(), is_proven=is_proven)
+            raise self._too_small(name, budget_bytes, [*found.values(), everything], is_proven=is_proven)
         schedule = min(fitting, key=lambda s: (fitting[s].time, self.peak_bytes(fitting[s])))
         kept = self.kept_bytes(fitting[schedule])
         solution = self._grade(schedule, budget_bytes - (self.in_flight - 1) * kept, alone, deadline)
@@ -308,17 +294,7 @@ class _Stage:
             return self._limited(budget, self._most_kept(budget_bytes)), budget
         return self.graph_or_chain, budget
 
-    def _frugal(self, deadline: Deadline) -> dict[Schedule, Simulation]:
-        """Return the schedule with the smallest peak that is found, and the one that keeps least, simulated."""
-        problem = Problem(self.graph, 0, self.options.get("reorder", True))
-        with stopped_by_interrupt(deadline):
-            smallest = squeeze(problem, deadline)[1]
-            least = load_solver("recompute-all")(problem, deadline=deadline, seed=0).schedule
-        return {schedule: simulate(self.graph, schedule) for schedule in (smallest, least) if schedule is not None}
-
-    def _search(
-        self, budget_bytes: int, everything: Simulation, deadline: Deadline, starts: tuple[Schedule, ...]
-    ) -> dict[Schedule, Simulation]:
+    def _search(self, budget_bytes: int, everything: Simulation, deadline: Deadline) -> dict[Schedule, Simulation]:
         """Return schedules that keep little, simulated on the stage's own graph."""
         least = self._least_kept()
         most = max(least, min(self._most_kept(budget_bytes), everything.saved_bytes))
@@ -336,7 +312,7 @@ class _Stage:
             if not waiting or not deadline.remaining:
                 break
             limit = waiting.pop(0)
-            proposal = self._propose(budget_bytes, limit, (*starts, *found), deadline.within(deadline.remaining / left))
+            proposal = self._propose(budget_bytes, limit, tuple(found), deadline.within(deadline.remaining / left))
             times[limit] = math.inf
             if proposal.schedule is not None:
                 simulated = found[proposal.schedule] = simulate(self.graph, proposal.schedule)
@@ -361,24 +337,13 @@ class _Stage:
         return replace(graph, operations=tuple(operations))
 
     def _too_small(
-        self,
-        name: str,
-        budget_bytes: int,
-        everything: Simulation,
-        found: Iterable[Simulation],
-        *,
-        is_proven: bool,
+        self, name: str, budget_bytes: int, found: Iterable[Simulation], *, is_proven: bool
     ) -> BudgetTooSmallError:
-        most = self.peak_bytes(everything)
-        known = min((most, *map(self.peak_bytes, found)))
-
-        def peak(count: int) -> str:
-            return format_peak(count, self.graph.resident_bytes, most)
-
+        known = min(self.peak_bytes(simulated) for simulated in found)
         return BudgetTooSmallError(
-            f"{name}: {'no schedule' if is_proven else 'no plan found'} fits {peak(budget_bytes)} with"
-            f" {self.in_flight} microbatches in flight. The smallest known plan needs {peak(known)}; whether a"
-            f' smaller one exists is open. Set the budget to "min" or {known} bytes, let fewer microbatches be in'
-            " flight, use smaller ones, or move layers to another stage.",
+            f"{name}: {'no schedule' if is_proven else 'no plan found'} fits {format_bytes(budget_bytes)} with"
+            f" {self.in_flight} microbatches in flight. The smallest known plan needs {format_bytes(known)}; whether a"
+            f" smaller one exists is open. Set the budget to {known} bytes, let fewer microbatches be in flight, use"
+            " smaller ones, or move layers to another stage.",
             proven=is_proven,
         )

@@ -28,7 +28,7 @@ from scheduler.simulator import simulate
 from scheduler.solution import Proposal, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
-from scheduler.units import format_bytes, format_peak, parse_bytes
+from scheduler.units import format_bytes, parse_bytes
 
 SEARCH_SHARE = 0.5
 """The share of the time limit that the search for the batch may take; planning takes the rest."""
@@ -245,18 +245,14 @@ def _check_budget(budget: int | str) -> None:
 
 def _nothing_fits(graph: Graph, budget_bytes: int, found: LargestBatch) -> str:
     """Return the message of the error that not even a batch of one fits."""
-    problem = Problem(graph, budget_bytes)
+    floor = Problem(graph, budget_bytes).floor
     assert found.next_schedule is not None
     known = simulate(graph, found.next_schedule).peak_bytes
-
-    def peak(count: int) -> str:
-        return format_peak(count, graph.resident_bytes, problem.baseline.peak_bytes)
-
     proof = "proven: not even a batch of 1 fits" if found.bound == 0 else "no schedule is known for a batch of 1 in"
     return (
-        f'{proof} {peak(budget_bytes)}: "{problem.floor.operation}" alone needs {peak(problem.floor.bytes)},'
+        f'{proof} {format_bytes(budget_bytes)}: "{floor.operation}" alone needs {format_bytes(floor.bytes)},'
         f" of which {format_bytes(graph.resident_bytes)} are resident. The smallest known schedule needs"
-        f" {peak(known)}. Raise the budget to {known} bytes, or use a smaller model."
+        f" {format_bytes(known)} ({known} bytes). Raise the budget to {known} bytes, or use a smaller model."
     )
 
 

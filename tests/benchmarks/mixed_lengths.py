@@ -5,15 +5,14 @@
 A tiny GPT-2 is trained by the Trainer of transformers, with a collator that pads each batch to
 its longest text, as the default one does with a tokenizer. Lengths are multiples of 8. Seconds
 are those of the processor for the whole training, planning included; the runs take turns, one
-process each without measured costs, and the shortest of each kind counts. The losses of all
-steps must be equal to the bit.
+process each, and the shortest of each kind counts. The losses of all steps must be equal to the
+bit.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 import random
 import subprocess
 import sys
@@ -81,8 +80,7 @@ def run(budget: str, steps: int) -> dict[str, object]:
     """Train in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__)), "--train", budget, str(steps), folder]
-        environment = {**os.environ, "SCHEDULER_COSTS_FILE": str(Path(folder) / "costs.json")}
-        process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+        process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, object] = json.loads(process.stdout.splitlines()[-1])
     return found
 

@@ -141,7 +141,7 @@ def test_a_model_that_takes_no_larger_batch_is_distinguished_from_one_that_does_
 
 
 def test_a_budget_that_fits_no_batch_is_rejected_with_the_needs_of_one() -> None:
-    with pytest.raises(BudgetTooSmallError, match=r"proven: not even a batch of 1 fits 500 B \(-?\d.*%\)") as caught:
+    with pytest.raises(BudgetTooSmallError, match="proven: not even a batch of 1 fits 500 B") as caught:
         find(500)
     assert caught.value.proven
     assert main(["max-batch", "convnet", "--budget", "10KiB", "--time-limit", "1"]) == 1

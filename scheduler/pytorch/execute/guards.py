@@ -100,16 +100,17 @@ class Modes:
         self.root_trains = module.training
         types = {tensor.device.type for tensor in (*module.parameters(), *module.buffers())} | {"cpu"}
         self.device_types = sorted(types - {"meta"})
-        self._autocast = self._read_autocast()
+        self._autocast = self.autocast()
 
     def difference(self) -> str:
         """Return the first difference between now and then, "" if there is none."""
-        autocast = self._read_autocast()
+        autocast = self.autocast()
         if autocast != self._autocast:
             return f"autocast of {self.device_types} is {autocast}, but the plan has {self._autocast}"
         return ""
 
-    def _read_autocast(self) -> list[torch.dtype | None]:
+    def autocast(self) -> list[torch.dtype | None]:
+        """Return the dtype of autocast on each of the device types, None where it is off."""
         return [torch.get_autocast_dtype(t) if torch.is_autocast_enabled(t) else None for t in self.device_types]
 
 

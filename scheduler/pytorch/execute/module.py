@@ -58,7 +58,7 @@ class CheckpointedModule(nn.Module):
     """A module that follows a plan; returned by `checkpointed`.
 
     Its parameters and buffers are the original module's, under the same names, also in
-    `state_dict`. Subclasses set `runner`, which runs the planned step. It cannot be copied or
+    `state_dict`. Subclasses say how a planned step runs (`run_planned`). It cannot be copied or
     pickled, because it holds code and places of tensors: copy or save the original.
 
     Attributes
@@ -72,10 +72,7 @@ class CheckpointedModule(nn.Module):
         The plans for other calls, with `on_mismatch="plan"`.
     conditions : tuple of Condition
         On the values of the arguments: the plan is for calls for which they hold.
-    runner : StepRunner
     """
-
-    runner: StepRunner
 
     def __init__(
         self,
@@ -117,7 +114,7 @@ class CheckpointedModule(nn.Module):
             return self.run_plain(args, kwargs)
         if found._is_unverified:
             found._verify_first(args, kwargs)
-        return found.runner.run(tensors)
+        return found.run_planned(args, kwargs, tensors)
 
     def _runs_plain(self) -> bool:
         """Return whether no call follows a plan now: in evaluation and without gradients."""
@@ -195,7 +192,7 @@ class CheckpointedModule(nn.Module):
         """
         found = self._find_planned("verify", args, kwargs)
         verification = found._compare(args, kwargs)
-        outputs = found.runner.run(read_arguments(args, kwargs)[1])
+        outputs = found.run_planned(args, kwargs, read_arguments(args, kwargs)[1])
         if isinstance(outputs, Tensor) and verification.has_loss:
             outputs.backward()  # type: ignore[no-untyped-call]
             outputs = outputs.detach()
@@ -212,7 +209,7 @@ class CheckpointedModule(nn.Module):
         return found
 
     def _compare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Verification:
-        held = {**dict(self.named_parameters()), **self.runner.tensors()}
+        held = {**dict(self.named_parameters()), **self.held_tensors()}
         names = {id(tensor): name for name, tensor in held.items() if tensor.requires_grad}
         trained = {name: held[name] for name in names.values()}
         read = ReadNames(self.module, self.loss)
@@ -224,7 +221,11 @@ class CheckpointedModule(nn.Module):
             held=held.values(),
             generators=OutsideStates(self.module, self.loss, read).states,
         )
-        return comparison.verify(self.run_plain, lambda args, kwargs: self.runner.run(read_arguments(args, kwargs)[1]))
+
+        def run(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+            return self.run_planned(args, kwargs, read_arguments(args, kwargs)[1])
+
+        return comparison.verify(self.run_plain, run)
 
     def _verify_first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         verification = self._compare(args, kwargs)
@@ -236,6 +237,22 @@ class CheckpointedModule(nn.Module):
         if not verification.is_equal:
             warnings.warn(verification.summary(), stacklevel=5)
         self._is_unverified = False
+
+    def run_planned(self, args: tuple[object, ...], kwargs: dict[str, object], inputs: Sequence[Tensor]) -> object:
+        """Run the forward of the plan for a call that it covers.
+
+        Parameters
+        ----------
+        args, kwargs
+            The arguments of the call.
+        inputs : sequence of Tensor
+            The distinct tensors in them.
+        """
+        raise NotImplementedError
+
+    def held_tensors(self) -> dict[str, Tensor]:
+        """Return tensors that the step reads and that are neither arguments nor registered, by name."""
+        return {}
 
     def run_plain(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the model and its loss without a plan."""
@@ -257,7 +274,7 @@ class CheckpointedModule(nn.Module):
 
     def state_difference(self) -> str:
         """Return the first difference between the model now and when it was planned; "" if there is none."""
-        return self.modes.difference() or self.runner.difference()
+        return self.modes.difference()
 
     def __getattr__(self, name: str) -> Any:
         """Return a submodule, parameter or buffer of the original: `torch.func.functional_call` replaces them here."""
@@ -303,6 +320,29 @@ class CheckpointedModule(nn.Module):
 
 
 _REGISTERED = (MODULES, PARAMETERS, BUFFERS)
+
+
+class RunnerModule(CheckpointedModule):
+    """A planned module whose steps are run by a `StepRunner`, which subclasses set.
+
+    Attributes
+    ----------
+    runner : StepRunner
+    """
+
+    runner: StepRunner
+
+    def run_planned(self, args: tuple[object, ...], kwargs: dict[str, object], inputs: Sequence[Tensor]) -> object:
+        """Run the forward of the plan; see `CheckpointedModule`."""
+        return self.runner.run(inputs)
+
+    def held_tensors(self) -> dict[str, Tensor]:
+        """Return tensors that the step reads and that are neither arguments nor registered, by name."""
+        return self.runner.tensors()
+
+    def state_difference(self) -> str:
+        """Return the first difference between the model now and when it was planned; "" if there is none."""
+        return super().state_difference() or self.runner.difference()
 
 
 class OtherPlans:

@@ -17,7 +17,7 @@ from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.joint import TENSOR
 from scheduler.pytorch.execute.codegen import generate
 from scheduler.pytorch.execute.guards import check_single_backward
-from scheduler.pytorch.execute.module import CheckpointedModule, ModuleSettings
+from scheduler.pytorch.execute.module import ModuleSettings, RunnerModule
 from scheduler.pytorch.execute.places import Place, TensorKeys, places_of
 from scheduler.pytorch.execute.program import Program, Segment
 from scheduler.pytorch.guards.settings import Settings
@@ -52,7 +52,7 @@ def build(
     return CapturedModule(model, captured, generate(captured, schedule), args, kwargs or {}, **settings)
 
 
-class CapturedModule(CheckpointedModule):
+class CapturedModule(RunnerModule):
     """A module that runs generated code.
 
     Attributes
@@ -89,7 +89,7 @@ class _ProgramRunner:
         Positions of the outputs that receive a gradient.
     """
 
-    def __init__(self, module: CheckpointedModule, captured: Capture, program: Program, watch: Watch) -> None:
+    def __init__(self, module: RunnerModule, captured: Capture, program: Program, watch: Watch) -> None:
         self.program = program
         self.differentiable = set(program.tangents.outputs)
         resident = captured.lowered.resident

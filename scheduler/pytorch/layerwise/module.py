@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from scheduler.pytorch.capture.arguments import Position, Signature
 from scheduler.pytorch.execute.guards import check_single_backward, tensor_key
-from scheduler.pytorch.execute.module import CheckpointedModule, ModuleSettings
+from scheduler.pytorch.execute.module import ModuleSettings, RunnerModule
 from scheduler.pytorch.layerwise.groups import Link, State
 from scheduler.pytorch.layerwise.layer_run import LayerRun, PlannedLayers
 from scheduler.pytorch.layerwise.profiling import Profile
@@ -27,7 +27,7 @@ from scheduler.pytorch.torch_private import pytree
 from scheduler.pytorch.torch_private.modules import buffers_of, parameters_of
 
 
-class LayeredModule(CheckpointedModule):
+class LayeredModule(RunnerModule):
     """A module that runs its layers as a plan says; returned by `checkpointed`.
 
     Attributes

@@ -14,8 +14,8 @@ from torch import nn
 
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.modules.calls import OUTSIDE
-from scheduler.pytorch.modules.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.modules.observation import Observer, Phase
+from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.torch_private.autograd import next_node_number
 
 

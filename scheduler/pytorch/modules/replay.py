@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scheduler.errors import ExecutionError
-from scheduler.pytorch.guards.outside_states import OutsideStates
+from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
-from scheduler.pytorch.modules.call_state import CallState, ChangingBuffers, cannot_be_restored
 from scheduler.pytorch.modules.calls import Decision
-from scheduler.pytorch.modules.frozen_arguments import Arguments, freeze
+from scheduler.pytorch.modules.recomputation.call_state import CallState, ChangingBuffers, cannot_be_restored
+from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.torch_private.autograd import is_transformed
 
 Forward = Callable[..., object]
@@ -40,6 +40,8 @@ class Replay:
     calls : mapping of str to int, optional
         How many calls of each module the plan knows. Further calls follow the strictest
         decision of the known ones. Without it, the last call with a decision is the last known one.
+    generators : sequence of OutsideState, optional
+        The random generators that the model can reach, where they are known already.
 
     Raises
     ------
@@ -48,7 +50,12 @@ class Replay:
     """
 
     def __init__(
-        self, model: nn.Module, decisions: Iterable[Decision], *, calls: Mapping[str, int] | None = None
+        self,
+        model: nn.Module,
+        decisions: Iterable[Decision],
+        *,
+        calls: Mapping[str, int] | None = None,
+        generators: Sequence[OutsideState] | None = None,
     ) -> None:
         self.model = model
         self.decisions = frozenset(decisions)
@@ -59,8 +66,7 @@ class Replay:
             _find_module(model, name): _PlannedCalls(found, (calls or {}).get(name, 0))
             for name, found in by_module.items()
         }
-        states = OutsideStates(model, None, ReadNames(model, None)).states
-        self._generators = [state for state in states if state.is_random]
+        self._generators = _own_generators(model) if generators is None else generators
         self._changing: ChangingBuffers = {}
         self._inside: dict[nn.Module, list[nn.Module]] = {}
 
@@ -97,6 +103,12 @@ class Replay:
     def decide(self, module: nn.Module, number: int) -> Decision | None:
         """Return the decision for a call of a planned module, None if it is not recomputed."""
         return self._planned[module].decide(number)
+
+    def with_decisions(self, decisions: Iterable[Decision], *, calls: Mapping[str, int] | None = None) -> Replay:
+        """Return the same model with other decisions; what its calls have been seen to change stays known."""
+        other = Replay(self.model, decisions, calls=calls, generators=self._generators)
+        other._changing = self._changing
+        return other
 
     def __contains__(self, module: nn.Module) -> bool:
         """Return whether there is a decision for a call of a module."""
@@ -233,6 +245,16 @@ def _planned_forward(module: nn.Module, forward: Forward) -> Forward:
         return _Region(module, forward, run).run(args, kwargs)
 
     return planned
+
+
+def is_following() -> bool:
+    """Return whether this thread runs or recomputes a forward that follows decisions."""
+    return _thread.run is not None
+
+
+def _own_generators(model: nn.Module) -> list[OutsideState]:
+    states = OutsideStates(model, None, ReadNames(model, None)).states
+    return [state for state in states if state.is_random]
 
 
 def _find_module(model: nn.Module, name: str) -> nn.Module:

@@ -73,3 +73,12 @@ def modes_disabled() -> AbstractContextManager[object]:
 def not_compiled(function: _Function) -> _Function:
     """Make a function one that TorchDynamo neither traces nor compiles; TorchDynamo is imported at its first call."""
     return cast("_Function", _disable_dynamo(function))
+
+
+def when_backward_ends(callback: Callable[[], None]) -> None:
+    """Call a function at the end of the backward that runs now.
+
+    Expected: the engine calls it in a thread of its own or the caller's, once, after all gradients have been
+    accumulated.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

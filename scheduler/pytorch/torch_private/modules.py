@@ -61,6 +61,11 @@ def accumulation_hooks_of(tensor: Tensor) -> dict[int, Any]:
     return tensor._post_accumulate_grad_hooks or {}
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module is what `torch.compile` returned for another, or its call has been compiled."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+
+
 def is_batch_norm(module: nn.Module) -> bool:
     """Return whether a module is a normalization with running statistics: in training it changes its buffers."""
     return isinstance(module, _NormBase)

@@ -113,6 +113,27 @@ def a_backward_knows_its_node_and_whether_it_is_kept() -> None:
     assert autograd.autograd_node_name() == ""
 
 
+@EXPECTED.of("autograd.when_backward_ends")
+def a_function_can_be_called_at_the_end_of_a_backward() -> None:
+    x = torch.ones(1, requires_grad=True)
+    gradients: list[float] = []
+    for _ in range(2):
+        product = x * 2
+        product.register_hook(lambda _: autograd.when_backward_ends(lambda: gradients.append(x.grad.item())))
+        product.sum().backward()
+    assert gradients == [2, 4]
+
+
+@EXPECTED.of("modules.is_compiled")
+def compiled_modules_are_known() -> None:
+    module = nn.Linear(1, 1)
+    assert not modules.is_compiled(module)
+    assert modules.is_compiled(torch.compile(module, backend="eager"))
+    assert not modules.is_compiled(module)
+    module.compile(backend="eager")
+    assert modules.is_compiled(module)
+
+
 @EXPECTED.of("autograd.below_autograd")
 def kernels_run_without_autograd() -> None:
     x = torch.ones(1, requires_grad=True)
