@@ -223,10 +223,13 @@ def check_call(node: fx.Node) -> None:
     """
     target = node.target
     if target is torch.ops.higher_order.with_effects:
-        raise CaptureError(
-            f'the graph calls "{node.args[1]}" for its side effects, which cannot be planned. For a collective, use the'
-            " functional form in torch.distributed._functional_collectives, which runs exactly once"
+        called = str(node.args[1])
+        advice = (
+            "use the functional form in torch.distributed._functional_collectives, which runs exactly once"
+            if called.startswith("c10d")
+            else 'leave out what checks or prints values, or use compiler="eager", with which checks are planned'
         )
+        raise CaptureError(f'the graph calls "{called}" for its side effects, which cannot be planned: {advice}')
     if not isinstance(target, OpOverload):
         raise CaptureError(
             f'the graph calls "{target}", which is not an ATen operator: plan without it, or use granularity="layers"'

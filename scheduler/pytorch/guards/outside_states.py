@@ -238,7 +238,7 @@ def _comparable(value: object) -> object:
     if isinstance(value, tuple | list):
         return [_comparable(entry) for entry in value]
     if isinstance(value, dict):
-        return [(_comparable(key), _comparable(entry)) for key, entry in value.items()]
+        return [(_comparable(key), _comparable(entry)) for key, entry in dict.items(value)]
     return iterator_state(value) if _is_iterator(value) else type(value)
 
 

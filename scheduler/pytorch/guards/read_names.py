@@ -13,7 +13,7 @@ import functools
 import operator
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 
@@ -117,9 +117,8 @@ class ReadNames:
             if not is_library(value.__name__):
                 self._add_scope(vars(value))
         elif isinstance(value, list | tuple | set | frozenset | deque | Mapping) and is_library(type(value).__module__):
-            if len(value) <= MOST_ENTRIES:
-                for entry in value.values() if isinstance(value, Mapping) else value:
-                    self._add(entry)
+            for entry in _entries(value):
+                self._add(entry)
         elif isinstance(value, operator.attrgetter | operator.methodcaller):
             self.names.update(str(name) for path in value.__reduce__()[1] for name in str(path).split("."))
         else:
@@ -201,6 +200,18 @@ class ReadNames:
             self._reads_everything |= computed.is_open and not is_installed(function)
         if names & _READ_EVERYTHING and not is_installed(function):
             self._reads_everything = True
+
+
+def _entries(value: Collection[object]) -> Collection[object]:
+    """Return the entries of a container of a library, the values of a mapping; none if there are too many."""
+    try:
+        if len(value) > MOST_ENTRIES:
+            return ()
+        if isinstance(value, dict):
+            return dict.values(value)
+        return [*value.values()] if isinstance(value, Mapping) else value
+    except Exception:  # a mapping may be a view of a user's one, which may fail in any way
+        return ()
 
 
 def _is_operator(name: str, member: object) -> bool:

@@ -232,7 +232,7 @@ def is_large_and_flat(value: object) -> bool:
     """Return whether a value is a container of many entries, all of them plain values: it is compared as a whole."""
     if not isinstance(value, list | tuple | dict | deque) or len(value) <= _MANY_ENTRIES:
         return False
-    return all(isinstance(entry, _SCALARS) for entry in (value.values() if isinstance(value, dict) else value))
+    return all(isinstance(entry, _SCALARS) for entry in (dict.values(value) if isinstance(value, dict) else value))
 
 
 def describe_parts(

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from scheduler.errors import CaptureError
 from scheduler.pytorch import checkpointed
 from scheduler.pytorch.capture.instructions import Call
-from scheduler.pytorch.capture.operators import returns_nothing
+from scheduler.pytorch.capture.operators import check_call, returns_nothing
 from scheduler.pytorch.tracing import capture
 from tests.support.pytorch.planning import check_like_autograd, planned, recompute_most
 
@@ -87,3 +88,13 @@ def test_a_class_out_of_range_fails_under_a_plan() -> None:
     module = checkpointed(Labeled(4, 4), "100%", (torch.ones(3, 4), torch.arange(3)), costs="flops")
     with pytest.raises(RuntimeError, match=r"Class values must be smaller than num_classes"):
         module(torch.ones(3, 4), torch.full((3,), 7))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("c10d.allreduce_.default", "functional form"), ("aten._linalg_check_errors.default", 'compiler="eager"')],
+)
+def test_a_call_for_its_side_effects_is_refused_with_what_to_do(name: str, advice: str) -> None:
+    node = fx.Graph().call_function(torch.ops.higher_order.with_effects, (None, name))
+    with pytest.raises(CaptureError, match=f'"{name}" for its side effects.*{advice}'):
+        check_call(node)

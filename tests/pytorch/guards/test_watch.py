@@ -4,6 +4,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from scheduler.errors import CaptureError
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY
+from scheduler.pytorch.guards.outside_states import iterator_state
 from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.guards.watch import Watch
 from scheduler.pytorch.tracing import capture_watched
@@ -411,3 +413,38 @@ def test_a_container_too_large_to_compare_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"model\.held may be read by the step and holds 100001 entries: at most"):
         Watch(Holder([(i,) for i in range(100_001)]), None)
     assert Watch(Holder([*range(100_001)]), None).difference() == ""
+
+
+class Counted:
+    """An iterator that holds a mapping."""
+
+    def __init__(self, table: object) -> None:
+        self.table = table
+
+    def __iter__(self) -> Counted:
+        return self
+
+    def __next__(self) -> int:
+        return 1
+
+
+class Refusing(dict):  # type: ignore[type-arg]
+    """A mapping whose methods fail."""
+
+    def items(self) -> object:  # type: ignore[override]
+        raise RuntimeError("not now")
+
+    values = keys = __len__ = __iter__ = items  # type: ignore[assignment]
+
+
+def test_the_methods_of_mappings_are_not_relied_on() -> None:
+    held = Refusing()
+    dict.__setitem__(held, "scale", scaled)
+    read = ReadNames(nn.Linear(2, 2), functools.partial(lambda y, table: y, table=MappingProxyType(held)))
+    assert read.names
+
+
+def test_the_state_of_an_iterator_is_read_without_the_code_of_what_it_holds() -> None:
+    source = iter(Counted(Refusing(a=1)))
+    before = iterator_state(source)
+    assert before == iterator_state(source)
