@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
@@ -24,6 +24,7 @@ from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.modules.calls import Decision
 from scheduler.pytorch.modules.recomputation.call_state import CallState, ChangingBuffers, cannot_be_restored
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
+from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults
 from scheduler.pytorch.torch_private.autograd import is_transformed
 
 Forward = Callable[..., object]
@@ -162,13 +163,15 @@ class _Region:
         Its own forward.
     run : _Run
         The forward within which it is called.
+    decision : Decision
     """
 
-    def __init__(self, module: nn.Module, forward: Forward, run: _Run) -> None:
+    def __init__(self, module: nn.Module, forward: Forward, run: _Run, decision: Decision) -> None:
         self._module = module
         self._forward = forward
         self._replay = run.replay
         self._counts = run.counts.copy()
+        self._decision = decision
 
     def run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the call, and let the backward recompute it."""
@@ -190,7 +193,19 @@ class _Region:
 
         # torch ends a recomputation with an error of its own, which TorchScript would replace.
         is_script = any(isinstance(part, torch.jit.ScriptModule) for part in self._module.modules())
-        return checkpoint(call, *tensors, use_reentrant=False, preserve_rng_state=False, early_stop=not is_script)
+        return checkpoint(
+            call,
+            *tensors,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            early_stop=not is_script,
+            context_fn=self._keeping_results if self._decision.keeps_expensive else noop_context_fn,
+        )
+
+    def _keeping_results(self) -> tuple[KeepResults, UseResults]:
+        """Return the contexts for the first run and for the recomputation."""
+        kept = KeepResults()
+        return kept, UseResults(kept, self._decision.module)
 
 
 class _Replaced:
@@ -242,7 +257,7 @@ def _planned_forward(module: nn.Module, forward: Forward) -> Forward:
         run.counts[module] += 1
         if decision is None or not torch.is_grad_enabled() or is_transformed():
             return forward(*args, **kwargs)
-        return _Region(module, forward, run).run(args, kwargs)
+        return _Region(module, forward, run, decision).run(args, kwargs)
 
     return planned
 

@@ -58,3 +58,9 @@ def version_of(tensor: Tensor) -> int:
 def is_view(tensor: Tensor) -> bool:
     """Return whether autograd knows a tensor as a view of another one."""
     return bool(tensor._is_view())
+
+
+def alias_of(tensor: Tensor) -> Tensor:
+    """Return, below autograd, another tensor of the same storage, whose version grows with that of the tensor."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()

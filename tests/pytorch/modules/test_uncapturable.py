@@ -64,14 +64,21 @@ def recomputable(case: Case) -> list[str]:
     return [name for name in names.values() if name not in changed]
 
 
+def outermost(names: list[str]) -> list[str]:
+    """Return the modules that are in no other one but the model itself."""
+    return [name for name in names if name and not any(name.startswith(f"{other}.") for other in names if other)]
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("name", CASES)
 def test_random_decisions_change_nothing(name: str) -> None:
     expected, state = train(build(name), None, batches=3)
     names, draws = recomputable(build(name)), random.Random(name)
-    for share in (0.2, 0.5, 1.0):
+    some = [Decision(one, number) for one in names for number in range(3) if draws.random() < 0.4]
+    every = [Decision(one, number) for one in names for number in range(3)]
+    keeping = [Decision(one, number, keeps_expensive=True) for one in outermost(names) for number in range(3)]
+    for decisions in (some, every, keeping):
         case = build(name)
-        decisions = [Decision(one, number) for one in names for number in range(3) if draws.random() < share]
         found, left = train(case, Replay(case.model, decisions), batches=3)
         rtol, atol = (1e-4, 1e-6) if name in ROUNDS_ANEW else (0.0, 0.0)
         torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)

@@ -218,6 +218,27 @@ def views_have_the_storage_of_their_base_and_copies_another() -> None:
         assert identity(y) == identity(y[1:]) != identity(y.clone())
 
 
+@EXPECTED.of("tensors.alias_of")
+def an_alias_below_autograd_has_the_version_of_the_tensor() -> None:
+    aliases: list[Tensor] = []
+
+    class Keeping(autograd.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.exp.default:
+                aliases.append(tensors.alias_of(result))
+            return result
+
+    with Keeping():
+        value = torch.ones(1, requires_grad=True).exp()
+        before = tensors.version_of(aliases[0])
+        value.relu_()
+    (alias,) = aliases
+    assert alias.grad_fn is None
+    assert alias.data_ptr() == value.data_ptr()
+    assert tensors.version_of(alias) > before
+
+
 @EXPECTED.of("tensors.version_of")
 def versions_grow_with_changes_in_place() -> None:
     x = torch.ones(4)

@@ -1,0 +1,117 @@
+"""Recompute a call except for its expensive operators, whose results are kept from its first run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scheduler.errors import ExecutionError
+from scheduler.pytorch.measurement.flop_formulas import has_formula
+from scheduler.pytorch.measurement.rng import default_generator
+from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
+from scheduler.pytorch.torch_private.operators import OpOverload
+from scheduler.pytorch.torch_private.pytree import TreeSpec, tree_flatten, tree_unflatten
+from scheduler.pytorch.torch_private.tensors import alias_of, version_of
+
+
+def is_expensive(operator: object) -> bool:
+    """Return whether the results of an operator are kept: those of products, convolutions, attention and the like."""
+    return isinstance(operator, OpOverload) and has_formula(operator)
+
+
+@dataclass
+class _Result:
+    """What one expensive operator returned."""
+
+    leaves: list[object]
+    spec: TreeSpec
+    versions: list[int]
+    drawn: list[tuple[torch.Generator, Tensor]]
+    """Generators from which the operator may draw, with their states after it."""
+
+    def has_changed(self) -> bool:
+        """Return whether an operator has changed the results in place since."""
+        return [version_of(leaf) for leaf in self.leaves if isinstance(leaf, Tensor)] != self.versions
+
+
+class KeepResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keep the results of the expensive operators that run while this mode is active.
+
+    Attributes
+    ----------
+    operators : list of OpOverload
+        Those that have run.
+    results : dict of int to _Result
+        What they returned, by position among the operators, until it is used.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: list[OpOverload] = []
+        self.results: dict[int, _Result] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        returned = func(*args, **(kwargs or {}))
+        if is_expensive(func):
+            leaves, spec = tree_flatten(returned)
+            kept = [alias_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            versions = [version_of(leaf) for leaf in kept if isinstance(leaf, Tensor)]
+            self.results[len(self.operators)] = _Result(kept, spec, versions, _drawn_from(func, leaves))
+            self.operators.append(func)
+        return returned
+
+
+class UseResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Return kept results instead of running the expensive operators again, each once.
+
+    Results that have been changed in place, or that have been used, are computed again.
+
+    Parameters
+    ----------
+    kept : KeepResults
+        The mode under which the same code has run before.
+    name : str
+        The module that is recomputed.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, kept: KeepResults, name: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept = kept
+        self._name = name
+        self._count = 0
+
+    def __enter__(self) -> UseResults:
+        self._count = 0  # a backward that keeps the graph recomputes several times
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if not is_expensive(func):
+            return func(*args, **(kwargs or {}))
+        position = self._count
+        self._count += 1
+        if position >= len(self._kept.operators) or self._kept.operators[position] is not func:
+            raise ExecutionError(
+                f'recomputing a call of "{self._name}" runs {func} where its first run did not: what it computes must'
+                " not depend on anything that changes between the forward and the backward"
+            )
+        result = self._kept.results.pop(position, None)
+        if result is None or result.has_changed():
+            return func(*args, **(kwargs or {}))
+        for generator, state in result.drawn:
+            generator.set_state(state)
+        return tree_unflatten(result.leaves, result.spec)
+
+
+def _drawn_from(operator: OpOverload, returned: Sequence[object]) -> list[tuple[torch.Generator, Tensor]]:
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return []
+    devices = {leaf.device for leaf in returned if isinstance(leaf, Tensor) and leaf.device.type in ("cpu", "cuda")}
+    return [(generator, generator.get_state()) for generator in map(default_generator, devices)]
