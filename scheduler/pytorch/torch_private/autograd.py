@@ -24,6 +24,7 @@ __all__ = [
     "next_node_number",
     "node_number",
     "not_compiled",
+    "saving_hook",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -48,6 +49,12 @@ def next_node_number() -> int:
 def node_number(node: Node) -> int:
     """Return the number of an autograd node; one that accumulates a leaf's gradient has none of the forward's."""
     return int(node._sequence_nr())
+
+
+def saving_hook() -> object:
+    """Return the innermost hook to which autograd gives what it saves, None if there is none."""
+    hooks: tuple[object, object] | None = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return None if hooks is None else hooks[0]
 
 
 def is_graph_kept() -> bool:

@@ -427,6 +427,17 @@ def autograd_nodes_are_numbered_in_the_order_of_the_forward() -> None:
     assert before <= autograd.node_number(y.grad_fn) < between <= autograd.node_number(z.grad_fn)
 
 
+@EXPECTED.of("autograd.saving_hook")
+def the_innermost_hook_for_saved_tensors_is_known() -> None:
+    def pack(tensor: Tensor) -> Tensor:
+        return tensor
+
+    assert autograd.saving_hook() is None
+    with torch.autograd.graph.saved_tensors_hooks(pack, pack):
+        assert autograd.saving_hook() is pack
+    assert autograd.saving_hook() is None
+
+
 @EXPECTED.of("tensors.parts_of", "tensors.storage_of")
 def a_tensor_has_a_storage_or_consists_of_tensors_that_have_one() -> None:
     dense = torch.eye(3)
