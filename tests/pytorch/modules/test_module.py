@@ -15,8 +15,8 @@ from scheduler.plan import Plan
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
 from scheduler.pytorch.modules.choice import plan_modules
 from scheduler.pytorch.modules.lowering import LoweredTree, decisions_of, lower
+from scheduler.pytorch.modules.measuring.recording import record
 from scheduler.pytorch.modules.module import ModulesModule
-from scheduler.pytorch.modules.recording import record
 from tests.support.pytorch.uncapturable import WIDTH, block, mean_square, rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.measurement.allocator import allocator_peak
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
 from scheduler.pytorch.modules.calls import OUTSIDE, Call, CallTree, Decision
-from scheduler.pytorch.modules.recording import record
+from scheduler.pytorch.modules.measuring.recording import record
 from scheduler.pytorch.torch_private.autograd import autograd_node_name
 from tests.support.pytorch.call_trees import plain_peak
 
@@ -219,6 +220,50 @@ def test_a_call_that_ends_with_an_exception_is_refused() -> None:
     assert "KeyError" in call(tree, "fails").refusal
 
 
+def test_calls_under_checkpoints_of_the_model_itself_are_refused() -> None:
+    tree = record(Checkpointed(reentrant=False), (batch(),), loss=squares)
+    assert all("other hooks" in one.refusal for one in tree.calls if one.name)
+    assert call(tree, "").refusal == ""
+    tree = record(Checkpointed(reentrant=True), (batch().requires_grad_(),), loss=squares)
+    assert all("without gradients" in one.refusal for one in tree.calls if one.name)
+
+
+def test_a_forward_that_computes_gradients_itself_is_measured_and_its_calls_are_refused() -> None:
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy, self.scale = nn.Sequential(layer(), nn.Tanh()), layer()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad(self.energy(x).sum(), [x], create_graph=True)
+            y: Tensor = self.scale(found)
+            return y
+
+    tree = record(Forces(), (batch(),), loss=squares)
+    refused = [one.name for one in tree.calls if "within the forward" in one.refusal]
+    assert refused == ["", "energy", "energy.0", "energy.1"]
+    assert saved_bytes(tree, "scale") == ACTIVATION
+
+
+def test_what_a_value_that_only_python_reads_saves_is_not_saved_for_the_backward() -> None:
+    class Halting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.halt, self.second = layer(), nn.Sequential(layer(), nn.Sigmoid()), layer()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            if self.halt(x).mean() > 2:
+                return x
+            y: Tensor = self.second(x)
+            return y
+
+    tree = record(Halting(), (batch(),), loss=squares)
+    assert saved_bytes(tree, "halt") == 0
+    assert saved_bytes(tree, "second") == ACTIVATION
+
+
 def test_a_call_that_cannot_be_recomputed_is_refused_and_measured_without() -> None:
     class Changing(nn.Module):
         def __init__(self) -> None:
@@ -384,6 +429,34 @@ def test_what_is_saved_is_what_is_live_at_the_end_of_a_plain_forward(name: str) 
     count = len(tree.segments)
     assert tracker.live_bytes == sum(s.size_bytes for s in tree.storages if s.saved_by or s.dies == count)
     del value
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_measured_does_not_depend_on_what_is_recomputed(name: str) -> None:
+    def figures(tree: CallTree) -> list[int]:
+        found = [(s.saving_forward_peak_bytes, s.backward_peak_bytes, s.gradient_bytes) for s in tree.segments]
+        return [number for numbers in found for number in numbers]
+
+    torch.manual_seed(0)
+    model, args, kwargs, loss = EXAMPLES[name]()
+    trees = [record(model, args, kwargs, loss, decide=partial(every, step=step)) for step in (0, 1, 2)]
+    for tree in trees[1:]:
+        # A few bytes of operators' own memory differ from run to run.
+        assert figures(tree) == pytest.approx(figures(trees[0]), rel=0.02)
+        grown = [segment.parameter_gradient_bytes for segment in tree.segments]
+        assert grown == [segment.parameter_gradient_bytes for segment in trees[0].segments]
+    assert trees[0].storages == trees[1].storages
+    assert trees[0].calls == trees[1].calls
+
+
+def every(tree: CallTree, step: int) -> list[Decision]:
+    """Return decisions for no call, for each innermost one, or for each one but the model itself."""
+    callers = {one.caller for one in tree.calls}
+    return [
+        Decision(one.module, one.number)
+        for position, one in enumerate(tree.calls)
+        if step and not one.refusal and one.name and (step == 2 or position not in callers)
+    ]
 
 
 # What measuring needs and leaves.

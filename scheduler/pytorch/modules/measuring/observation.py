@@ -73,13 +73,32 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """The graph for whose backward a storage was saved is gone, as that of a value that only Python reads.
+
+    Attributes
+    ----------
+    storage : int
+    saved_at : int
+        Position of the event with which it was saved.
+    """
+
+    storage: int
+    saved_at: int
+
+
+@dataclass(frozen=True, slots=True)
 class Accumulated:
     """A storage becomes the gradient of a parameter."""
 
     storage: int
 
 
-Event = Run | Freed | Saved | Accumulated
+class Began:
+    """The backward comes to another autograd node."""
+
+
+Event = Run | Freed | Saved | Dropped | Accumulated | Began
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +193,16 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._clock.finish()
         return self.log
 
-    def saved(self, tensor: Tensor) -> None:
-        """Note that autograd saves a tensor."""
-        self.log.events += [Saved(number) for number in self.numbers_of(tensor)]
+    def write(self, event: Event) -> int:
+        """Write an event, unless the log is closed, and return its position."""
+        if self._open:
+            self.log.events.append(event)
+        return len(self.log.events) - 1
 
     def accumulated(self, tensor: Tensor) -> None:
         """Note that a tensor becomes a parameter's gradient."""
-        self.log.events += [Accumulated(number) for number in self.numbers_of(tensor)]
+        for number in self.numbers_of(tensor):
+            self.write(Accumulated(number))
 
     def numbers_of(self, tensor: Tensor) -> list[int]:
         """Return the numbers of the storages of a tensor; one that no operator has returned is a constant."""
@@ -241,8 +263,68 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forget(self, key: int, _: object) -> None:
         number = self._numbers.pop(key)
         self._references.pop(key, None)
-        if self._open:
-            self.log.events.append(Freed(number))
+        self.write(Freed(number))
+
+
+class Saving:
+    """Hooks for saved tensors that note what is saved, and keep none of it, or only what is needed.
+
+    Parameters
+    ----------
+    observer : Observer
+    kept : set of int, optional
+        The saved tensors that are kept, by the order in which they are saved; all if it is None.
+
+    Attributes
+    ----------
+    unpacked : dict of int to int
+        For each saved tensor that a backward within the forward needed, the event with which it was saved.
+    """
+
+    def __init__(self, observer: Observer, kept: set[int] | None) -> None:
+        self.unpacked: dict[int, int] = {}
+        self._observer = observer
+        self._kept = kept
+        self._count = 0
+
+    def pack(self, tensor: Tensor) -> _Packed:
+        """Note that autograd saves a tensor."""
+        number, self._count = self._count, self._count + 1
+        storages = self._observer.numbers_of(tensor)
+        held = tensor.detach() if self._kept is None or number in self._kept else None
+        return _Packed(self._observer, number, storages, held)
+
+    def unpack(self, packed: _Packed) -> Tensor:
+        """Return a saved tensor.
+
+        Raises
+        ------
+        NotSavedError
+            If it was not kept.
+        """
+        self.unpacked[packed.number] = packed.begin
+        if packed.tensor is None:
+            raise NotSavedError
+        return packed.tensor
+
+
+class NotSavedError(Exception):
+    """A backward within the forward needs a tensor that was not kept."""
+
+
+class _Packed:
+    """What autograd holds in place of a saved tensor."""
+
+    def __init__(self, observer: Observer, number: int, storages: Sequence[int], tensor: Tensor | None) -> None:
+        self.number = number
+        self.tensor = tensor
+        self._observer = observer
+        self.begin = len(observer.log.events)
+        self._saved = [(storage, observer.write(Saved(storage))) for storage in storages]
+
+    def __del__(self) -> None:
+        for storage, position in self._saved:
+            self._observer.write(Dropped(storage, position))
 
 
 class _Clock:

@@ -1,16 +1,17 @@
-"""Make a call tree from the logs of a step."""
+"""Read the log of a first forward: segments, storages and calls."""
 
 from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from scheduler.graph import Tensor
-from scheduler.pytorch.modules.calls import OUTSIDE, Call, CallTree, Segment, Storage
-from scheduler.pytorch.modules.following import Calls, SeenCall
-from scheduler.pytorch.modules.observation import Accumulated, Event, Freed, Log, Phase, Run, Saved
+from scheduler.pytorch.modules.calls import OUTSIDE, Call, Storage
+from scheduler.pytorch.modules.measuring.following import Calls, SeenCall
+from scheduler.pytorch.modules.measuring.observation import Dropped, Event, Freed, Log, Run, Saved
 
 
 @dataclass
@@ -21,8 +22,23 @@ class _Seen:
     piece: int
     dies: int | None = None
     read_by: set[int] = field(default_factory=set)
-    saved_by: set[int] = field(default_factory=set)
+    saved_by: Counter[int] = field(default_factory=Counter)
     is_expensive: bool = False
+
+
+class Freeable(NamedTuple):
+    """The storages that the backward of a segment frees, whatever is recomputed.
+
+    Attributes
+    ----------
+    at_once : set of int
+    at_the_end : set of int
+        The arguments of calls that begin with this segment. If such a call is recomputed, it holds
+        them until the last of what it saved has been freed.
+    """
+
+    at_once: set[int]
+    at_the_end: set[int]
 
 
 class ForwardReading:
@@ -71,6 +87,16 @@ class ForwardReading:
         """Return the segment of a piece of code, or the one before it if the piece has none."""
         return max(0, bisect.bisect_right(self.segments, piece) - 1)
 
+    def runs_of(self, piece: int) -> list[Run]:
+        """Return the operators of a piece of code."""
+        position = bisect.bisect_left(self.segments, piece)
+        has_runs = position < len(self.segments) and self.segments[position] == piece
+        return self.runs[position] if has_runs else []
+
+    def savers(self, number: int) -> Iterable[int]:
+        """Return the segments that save a storage."""
+        return self._seen[number].saved_by if number in self._seen else ()
+
     def _read(self, segment: int, piece: int, events: Iterable[Event]) -> None:
         for event in events:
             if isinstance(event, Run):
@@ -81,9 +107,26 @@ class ForwardReading:
                         self._seen[number].read_by.add(segment)
             elif isinstance(event, Saved):
                 if event.storage in self._seen:
-                    self._seen[event.storage].saved_by.add(segment)
+                    self._seen[event.storage].saved_by[segment] += 1
+            elif isinstance(event, Dropped):
+                if event.storage in self._seen:
+                    self._drop(self._seen[event.storage], self._segment_at(event.saved_at), segment)
             elif isinstance(event, Freed) and event.storage in self._seen:
                 self._seen[event.storage].dies = segment
+
+    def _segment_at(self, position: int) -> int:
+        """Return the segment in which an event was written."""
+        spans = self._log.spans
+        return self.segment_of(spans[bisect.bisect_right(spans, position, key=lambda span: span.begin) - 1].segment)
+
+    @staticmethod
+    def _drop(seen: _Seen, saver: int, now: int) -> None:
+        """Note that what a segment saved is not needed any more: it was held until now, as if by Python."""
+        seen.saved_by[saver] -= 1
+        if not seen.saved_by[saver]:
+            del seen.saved_by[saver]
+        if seen.dies is not None:
+            seen.dies = max(seen.dies, now)
 
     def _find_changes(self) -> None:
         for position, event in enumerate(self._log.events):
@@ -179,15 +222,21 @@ class ForwardReading:
         sizes = self._log.sizes
         live = peak = 0
         own: set[int] = set()
-        saved: set[int] = set()
+        saved: Counter[int] = Counter()
+        freed: set[int] = set()
         for event in self._events[self.segments[segment]]:
             if isinstance(event, Run):
                 own.update(event.born)
                 live += sum(sizes[number] for number in event.born)
                 peak = max(peak, live + event.workspace_bytes)
             elif isinstance(event, Saved):
-                saved.add(event.storage)
-            elif isinstance(event, Freed) and event.storage in own and not (saving and event.storage in saved):
+                saved[event.storage] += saving
+            elif isinstance(event, Dropped):
+                saved[event.storage] -= saving
+            elif isinstance(event, Freed):
+                freed.add(event.storage)
+            if isinstance(event, Freed | Dropped) and event.storage in own & freed and saved[event.storage] <= 0:
+                own.discard(event.storage)
                 live -= sizes[event.storage]
         return peak
 
@@ -206,164 +255,19 @@ class ForwardReading:
         return self._calls.callers[self.segments[segment]]
 
     @functools.cached_property
-    def freed(self) -> list[set[int]]:
-        """For each segment, the storages that its backward frees, whatever is recomputed."""
+    def freed(self) -> list[Freeable]:
+        """For each segment, the storages that its backward frees."""
         first_use: dict[int, int] = {}
         for call in self._calls.seen:
             for number in call.inputs:
                 first_use.setdefault(number, call.segments[0])
-        found: list[set[int]] = [set() for _ in self.segments]
+        found = [Freeable(set(), set()) for _ in self.segments]
         for number, seen in self._seen.items():
             if seen.saved_by and seen.dies is not None:
                 segment = min(seen.saved_by)
-                if self.segments[segment] < first_use.get(number, len(self._calls.callers)):
-                    found[segment].add(number)
+                piece, used = self.segments[segment], first_use.get(number, len(self._calls.callers))
+                if piece < used:
+                    found[segment].at_once.add(number)
+                elif piece == used:
+                    found[segment].at_the_end.add(number)
         return found
-
-
-@dataclass
-class BackwardOfSegment:
-    """What one backward of a segment needs; the fields are those of `Segment`."""
-
-    seconds: float = 0.0
-    peak_bytes: int = 0
-    gradient_bytes: int = 0
-    parameter_gradient_bytes: int = 0
-
-
-class StepReading:
-    """What the log of a whole step says of the backward, with the times of all operators.
-
-    Parameters
-    ----------
-    log : Log
-        Of a step in which some calls were recomputed.
-    forward : ForwardReading
-        Of the same step.
-
-    Attributes
-    ----------
-    backward : dict of int to BackwardOfSegment
-        By segment of the tree; segments without a backward are missing.
-    """
-
-    def __init__(self, log: Log, forward: ForwardReading) -> None:
-        self._log = log
-        self._forward = forward
-        self._same: dict[int, int] = {}
-        """For each storage of this log that the forward allocates, its number in the first forward."""
-        self._gradients: set[int] = set()
-        self._parameter_gradients: set[int] = set()
-        self._live = 0
-        self._own = 0
-        """Bytes that the storages of the forward that this segment's backward has freed had."""
-        self._creditable: set[int] = set()
-        self.backward: dict[int, BackwardOfSegment] = {}
-        self._current: BackwardOfSegment | None = None
-        self._base = 0
-        for span, events in log.parts():
-            if span.phase is Phase.BACKWARD:
-                self._begin(span.segment)
-                self._read_backward(events)
-            else:
-                self._read_forward(span.segment, events)
-        self._end()
-
-    def _read_forward(self, piece: int, events: Sequence[Event]) -> None:
-        position = bisect.bisect_left(self._forward.segments, piece)
-        has_runs = position < len(self._forward.segments) and self._forward.segments[position] == piece
-        known = iter(self._forward.runs[position] if has_runs else ())
-        for event in events:
-            if isinstance(event, Run):
-                first = next(known, None)
-                if first is not None and len(first.born) == len(event.born):
-                    self._same.update(zip(event.born, first.born, strict=True))
-                    first.seconds = min(first.seconds, event.seconds)
-                    first.workspace_bytes = max(first.workspace_bytes, event.workspace_bytes)
-            elif isinstance(event, Freed) and event.storage in self._gradients:
-                self._live -= self._log.sizes[event.storage]
-
-    def _begin(self, piece: int) -> None:
-        segment = self._forward.segment_of(piece)
-        if segment in self.backward:
-            return
-        self._end()
-        self._current = self.backward[segment] = BackwardOfSegment()
-        self._base, self._own = self._live, 0
-        self._creditable = set(self._forward.freed[segment])
-
-    def _end(self) -> None:
-        if self._current is not None:
-            kept = sum(self._log.sizes[number] for number in self._parameter_gradients)
-            self._current.gradient_bytes = self._live - kept
-
-    def _read_backward(self, events: Sequence[Event]) -> None:
-        found, sizes = self._current, self._log.sizes
-        assert found is not None
-        for event in events:
-            if isinstance(event, Run):
-                found.seconds += event.seconds
-                self._gradients.update(event.born)
-                self._live += sum(sizes[number] for number in event.born)
-                found.peak_bytes = max(found.peak_bytes, self._live + event.workspace_bytes - self._base - self._own)
-            elif isinstance(event, Accumulated):
-                if event.storage in self._gradients and event.storage not in self._parameter_gradients:
-                    self._parameter_gradients.add(event.storage)
-                    found.parameter_gradient_bytes += sizes[event.storage]
-            elif isinstance(event, Freed):
-                if event.storage in self._gradients:
-                    if event.storage not in self._parameter_gradients:
-                        self._live -= sizes[event.storage]
-                elif (same := self._same.get(event.storage)) in self._creditable:
-                    self._creditable.discard(same)
-                    self._own += sizes[event.storage]
-
-
-def make_tree(
-    name: str,
-    forward: ForwardReading,
-    steps: Sequence[StepReading],
-    resident: Sequence[Tensor],
-    refusals: Mapping[tuple[str, int], str],
-) -> CallTree:
-    """Return the tree of what was read; without steps, nothing is known of the backward.
-
-    Parameters
-    ----------
-    name : str
-        Of the model.
-    forward : ForwardReading
-    steps : sequence of StepReading
-    resident : sequence of Tensor
-    refusals : mapping of (str, int) to str
-        Of the calls whose recomputation failed, by module and number.
-    """
-    calls, places = forward.tree_calls(refusals)
-    segments = []
-    gradient_bytes = 0
-    for segment in reversed(range(len(forward.segments))):
-        found = [step.backward[segment] for step in steps if segment in step.backward]
-        if found:
-            gradient_bytes = max(one.gradient_bytes for one in found)
-        runs = forward.runs[segment]
-        segments.append(
-            Segment(
-                call=places.get(forward.caller(segment), OUTSIDE),
-                forward_time=sum(run.seconds for run in runs),
-                backward_time=min((one.seconds for one in found), default=0.0),
-                forward_peak_bytes=forward.forward_peak(segment, saving=False),
-                saving_forward_peak_bytes=forward.forward_peak(segment, saving=True),
-                backward_peak_bytes=max((one.peak_bytes for one in found), default=0),
-                gradient_bytes=gradient_bytes,
-                parameter_gradient_bytes=max((one.parameter_gradient_bytes for one in found), default=0),
-                expensive=forward.expensive(segment),
-                expensive_time=sum(run.seconds for run in runs if run.is_expensive),
-            )
-        )
-    return CallTree(
-        calls=calls,
-        segments=tuple(reversed(segments)),
-        storages=forward.tree_storages(),
-        resident=tuple(resident),
-        name=name,
-    )

@@ -14,9 +14,10 @@ from torch import nn
 
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.modules.calls import OUTSIDE
-from scheduler.pytorch.modules.observation import Observer, Phase
+from scheduler.pytorch.modules.measuring.observation import Began, Observer, Phase
+from scheduler.pytorch.modules.recomputation.call_state import cannot_be_restored
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
-from scheduler.pytorch.torch_private.autograd import next_node_number
+from scheduler.pytorch.torch_private.autograd import next_node_number, saving_hook
 
 
 @dataclass
@@ -58,6 +59,8 @@ class Calls:
     Parameters
     ----------
     observer : Observer
+    hook : object
+        The hook to which autograd gives what it saves.
 
     Attributes
     ----------
@@ -68,11 +71,12 @@ class Calls:
         The call that each segment belongs to.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, hook: object) -> None:
         self.seen: list[SeenCall] = []
         self.outside = SeenCall("", 0, OUTSIDE)
         self.callers: list[int] = []
         self._observer = observer
+        self._hook = hook
         self._stack: list[int] = []
         self._counts: Counter[str] = Counter()
         self._begin_segment()
@@ -83,7 +87,7 @@ class Calls:
         caller = self._stack[-1] if self._stack else OUTSIDE
         number, self._counts[name] = self._counts[name], self._counts[name] + 1
         frozen, tensors = freeze(*arguments)
-        refusal = "it takes an iterator" if frozen.has_iterators else _refusal(module)
+        refusal = "it takes an iterator" if frozen.has_iterators else self._refusal(module)
         found = SeenCall(name, number, caller, begin=len(self._observer.log.events), refusal=refusal)
         found.inputs = [n for tensor in tensors for n in self._observer.numbers_of(tensor)]
         del frozen, tensors
@@ -100,20 +104,30 @@ class Calls:
             self._stack.pop()
             self._begin_segment()
 
+    def refuse_backwards(self, positions: Iterable[int]) -> None:
+        """Refuse the calls with a part that the forward itself runs backward, given by positions in the log."""
+        spans = self._observer.log.spans
+        for position in positions:
+            piece = spans[bisect.bisect_right(spans, position, key=lambda span: span.begin) - 1].segment
+            for call in self.seen:
+                if call.runs(piece):
+                    call.refusal = call.refusal or "its gradients are computed within the forward"
+
     def __getitem__(self, call: int) -> SeenCall:
         return self.outside if call == OUTSIDE else self.seen[call]
+
+    def _refusal(self, module: nn.Module) -> str:
+        if not torch.is_grad_enabled():
+            return "it runs without gradients, so it saves nothing"
+        if saving_hook() != self._hook:
+            return "what it saves goes to other hooks, such as those of activation checkpointing"
+        return "it is TorchScript" if isinstance(module, torch.jit.ScriptModule) else cannot_be_restored(module)
 
     def _begin_segment(self) -> None:
         call = self._stack[-1] if self._stack else OUTSIDE
         self[call].segments.append(len(self.callers))
         self._observer.begin(Phase.FORWARD, len(self.callers))
         self.callers.append(call)
-
-
-def _refusal(module: nn.Module) -> str:
-    if not torch.is_grad_enabled():
-        return "it runs without gradients, so it saves nothing"
-    return "it is TorchScript" if isinstance(module, torch.jit.ScriptModule) else ""
 
 
 class Follower:
@@ -169,8 +183,9 @@ class Follower:
         self._segment = self.order[-1]
         self._observer.begin(Phase.BACKWARD, self._segment)
 
-    def begin_segment(self, segment: int) -> None:
-        """Note that the backward has come to a segment; one that it came to before is not begun again."""
+    def begin_node(self, segment: int) -> None:
+        """Note that the backward has come to a node of a segment; one that it came to before is not begun again."""
+        self._observer.write(Began())
         if self._segment is not None and segment < self._segment:
             self._segment = segment
             if not self._stack:

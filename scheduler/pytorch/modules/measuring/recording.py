@@ -27,11 +27,13 @@ from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.measurement.allocator import peaks_of_regions
 from scheduler.pytorch.measurement.memory import storage_sizes
 from scheduler.pytorch.modules.calls import CallTree, Decision
-from scheduler.pytorch.modules.first_decisions import decide_by_saved_bytes
-from scheduler.pytorch.modules.following import Calls, Follower, watched_calls
-from scheduler.pytorch.modules.observation import OPERATOR, Log, Observer, Run
+from scheduler.pytorch.modules.measuring.backward_reading import StepReading
+from scheduler.pytorch.modules.measuring.first_decisions import decide_by_saved_bytes
+from scheduler.pytorch.modules.measuring.following import Calls, Follower, watched_calls
+from scheduler.pytorch.modules.measuring.forward_reading import ForwardReading
+from scheduler.pytorch.modules.measuring.observation import OPERATOR, Log, NotSavedError, Observer, Run, Saving
+from scheduler.pytorch.modules.measuring.trees import make_tree
 from scheduler.pytorch.modules.replay import Replay
-from scheduler.pytorch.modules.trees import ForwardReading, StepReading, make_tree
 from scheduler.pytorch.torch_private.autograd import node_number
 from scheduler.pytorch.torch_private.modules import accumulation_hooks_of, backward_hooks_of, buffers_of, is_batch_norm
 from scheduler.pytorch.torch_private.pytree import tree_leaves, tree_map_only
@@ -169,20 +171,30 @@ class _Step:
             reset()
 
     def first_forward(self) -> _Forward:
-        """Run a forward that saves nothing."""
+        """Run a forward that saves nothing, except what a backward within it needs."""
+        try:
+            return self._first_forward(set())[0]
+        except NotSavedError:
+            _, needed = self._first_forward(None)
+            return self._first_forward(set(needed))[0]
+
+    def _first_forward(self, kept: set[int] | None) -> tuple[_Forward, dict[int, int]]:
         self._reset()
         observer = Observer([tensor for tensor, _ in self._named.values()], self._device)
-        calls = Calls(observer)
+        saving = Saving(observer, kept)
+        calls = Calls(observer, saving.pack)
         buffers, changing = self._buffers(observer)
-        with saved_tensors_hooks(observer.saved, _missing), watched_calls(self._model, calls), observer:
-            value = self._forward()
+        try:
+            with saved_tensors_hooks(saving.pack, saving.unpack), watched_calls(self._model, calls), observer:
+                value = self._forward()
+        finally:
             log = observer.close()
+            self._reset()
         self._check(value)
         trained = [tensor for tensor, _ in self._named.values() if tensor.is_leaf and tensor.requires_grad]
         self._leaves = [*dict.fromkeys([*trained, *_leaves_of(value)])]
-        del value
-        self._reset()
-        return _Forward(log, calls, ForwardReading(log, calls, buffers, changing))
+        calls.refuse_backwards(saving.unpacked.values())
+        return _Forward(log, calls, ForwardReading(log, calls, buffers, changing)), saving.unpacked
 
     def measure(self, forward: _Forward, decisions: Sequence[Decision]) -> list[Log]:
         """Run two whole steps with these decisions, the second under the profiler."""
@@ -297,13 +309,6 @@ class _Step:
         return [*found, *memory.tensors]
 
 
-def _missing(_: object) -> Tensor:
-    raise CaptureError(
-        "the forward computes gradients itself, with what the step that is measured does not save: this is not"
-        ' supported by granularity="modules"'
-    )
-
-
 def _leaf(tensor: Tensor) -> Tensor:
     """Return an argument as the beginning of the step's own autograd graph."""
     return tensor.detach().requires_grad_() if tensor.grad_fn is not None else tensor
@@ -335,4 +340,4 @@ def _watch_nodes(value: Tensor, follower: Follower) -> None:
 
 
 def _come_to(follower: Follower, segment: int, _: object) -> None:
-    follower.begin_segment(segment)
+    follower.begin_node(segment)
