@@ -185,7 +185,12 @@ class _Step:
         calls = Calls(observer, saving.pack)
         buffers, changing = self._buffers(observer)
         try:
-            with saved_tensors_hooks(saving.pack, saving.unpack), watched_calls(self._model, calls), observer:
+            with (
+                saved_tensors_hooks(saving.pack, saving.unpack),
+                watched_calls(self._model, calls),
+                Replay(self._model, ()).following(),  # so that planned modules inside follow no plan of their own
+                observer,
+            ):
                 value = self._forward()
         finally:
             log = observer.close()
