@@ -279,11 +279,13 @@ def _with_smallest_peak(problem: Problem, proposal: Proposal, solution: Solution
     """Return a solution with the smallest known peak and, without a schedule, with an explanation."""
     if solution.schedule is not None and deadline.passed:
         return replace(solution, smallest_peak_bytes=solution.peak_bytes)
-    known = (proposal.schedule, proposal.smallest, *problem.starts)
+    was_searched = bool(problem.starts)  # for a budget such as "min"
+    known = dict.fromkeys((proposal.schedule, proposal.smallest, *problem.starts))
     problem = replace(problem, starts=tuple(schedule for schedule in known if schedule is not None))
     if solution.schedule is not None:
         with stopped_by_interrupt(deadline):
-            return replace(solution, smallest_peak_bytes=quick_peak(problem, deadline))
+            peak_bytes = quick_peak(problem, deadline, only_known=was_searched)
+        return replace(solution, smallest_peak_bytes=peak_bytes)
     deadline = Deadline(max(MIN_EXPLANATION_SECONDS, deadline.remaining))
     with stopped_by_interrupt(deadline):
         peak_bytes, _ = squeeze(problem, deadline.within(MAX_EXPLANATION_SECONDS))

@@ -48,12 +48,12 @@ def with_budget(problem: Problem, budget: int | str, deadline: Deadline) -> Prob
     return replace(problem, budget_bytes=budget_bytes, starts=starts)
 
 
-def quick_peak(problem: Problem, deadline: Deadline) -> int:
-    """Return the smallest peak of the problem's starts and of the solvers that keep little, in bytes."""
+def quick_peak(problem: Problem, deadline: Deadline, *, only_known: bool = False) -> int:
+    """Return the smallest peak in bytes of the problem's starts and, unless `only_known`, of what keeps little."""
     search = _PeakSearch(replace(problem, budget_bytes=0), deadline)
     for start in problem.starts:
         search.offer(start)
-    for name in _FRUGAL_SOLVERS:
+    for name in () if only_known else _FRUGAL_SOLVERS:
         search.ask(name, problem.floor.bytes)
     return search.peak_bytes
 
