@@ -7,7 +7,7 @@ times. A schedule of the one, as a sequence of operations, is then a schedule of
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from scheduler.api import SolveOptions, lower, make_plan, plan_of, propose_with_bounds
 from scheduler.budgets import read_budget
@@ -19,7 +19,7 @@ from scheduler.planning.batch_scaling import structure
 from scheduler.problem import Problem, least_time
 from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
-from scheduler.solution import TOLERANCE, Proposal, Solution, grade, relative_gap
+from scheduler.solution import TOLERANCE, Progress, Proposal, Solution, grade, relative_gap
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.units import format_bytes
 
@@ -53,6 +53,8 @@ class ShapePlanner:
         "min+10%" are resolved anew, for a shape for which no schedule within those bytes is found.
     options : SolveOptions
         As for `solve`.
+    progress : callable, optional
+        As for `solve`, for searches with the full time limit.
 
     Attributes
     ----------
@@ -62,8 +64,10 @@ class ShapePlanner:
         Number of searches so far; a schedule that is taken over needs none.
     """
 
-    def __init__(self, budget: int | str, options: SolveOptions) -> None:
-        self.budget, self.options = budget, options
+    def __init__(
+        self, budget: int | str, options: SolveOptions, progress: Callable[[Progress], None] | None = None
+    ) -> None:
+        self.budget, self.options, self._progress = budget, options, progress
         self.budget_bytes: int | None = None
         self.searches = 0
         self._known: dict[Hashable, list[tuple[int, ...]]] = {}
@@ -127,13 +131,13 @@ class ShapePlanner:
         """Return a plan from a search with the full time limit; the first one gives the bytes for all shapes."""
         self.searches += 1
         if self.budget_bytes is None:
-            return make_plan(graph_or_chain, self.budget, **self.options)
+            return make_plan(graph_or_chain, self.budget, progress=self._progress, **self.options)
         try:
-            return make_plan(graph_or_chain, self.budget_bytes, **self.options)
+            return make_plan(graph_or_chain, self.budget_bytes, progress=self._progress, **self.options)
         except (BudgetTooSmallError, OutOfTimeError) as error:
             form = read_budget(self.budget).form
             if form == "min":
-                return make_plan(graph_or_chain, self.budget, **self.options)
+                return make_plan(graph_or_chain, self.budget, progress=self._progress, **self.options)
             if form == "bytes" or isinstance(error, OutOfTimeError):
                 raise
             message = (

@@ -23,6 +23,7 @@ from scheduler.plan import Plan
 from scheduler.planning.shape_planner import ShapePlanner
 from scheduler.pytorch.capture.device_memory import DeviceMemory, device_memory_of, read_device_memory
 from scheduler.pytorch.costs.operators import Costs
+from scheduler.pytorch.costs.progress import TracingProgress, ignore
 from scheduler.pytorch.execute.codegen import generate
 from scheduler.pytorch.execute.module import MAX_SHAPES, CheckpointedModule, OnMismatch, OtherPlans
 from scheduler.pytorch.execute.runner import CapturedModule
@@ -33,6 +34,7 @@ from scheduler.pytorch.layerwise.program import translate_layers
 from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.shape_variants import ShapeVariants
 from scheduler.pytorch.tracing import capture_watched
+from scheduler.solution import Progress as SearchProgress
 
 Granularity = Literal["auto", "operations", "layers"]
 
@@ -55,6 +57,7 @@ def checkpointed(
     optimizer: Optimizer | None = None,
     accumulate_gradients: bool = False,
     verify: bool = False,
+    progress: Callable[[TracingProgress | SearchProgress], None] | None = None,
     **options: Unpack[SolveOptions],
 ) -> CheckpointedModule:
     """Return a module that trains `model` within a memory budget.
@@ -113,6 +116,9 @@ def checkpointed(
         steps differ in the same values, it is a warning. The model is left as after one step.
         That first call needs the memory of a step without a plan; `CheckpointedModule.verify`
         does the same for any later step.
+    progress : callable, optional
+        Called as `progress` of `trace` while the step is captured and measured, and as that of
+        `solve` while a plan is searched for.
     **options
         For `make_plan`, if a budget is given: `solver`, `time_limit` (20 s by default here),
         `gap` (0.005 by default here: the search ends within half a percent of the optimum),
@@ -134,9 +140,9 @@ def checkpointed(
     BudgetTooSmallError
         If no schedule fits the budget, or none is known.
     InvalidOptionError
-        If `granularity` or `on_mismatch` is unknown or `max_shapes` is not a positive int, if
-        options or `on_mismatch="plan"` come with a finished plan, or if the size of the
-        optimizer's state cannot be found.
+        If `granularity` or `on_mismatch` is unknown, `max_shapes` is not a positive int, or
+        `progress` is not a function, if options or `on_mismatch="plan"` come with a finished
+        plan, or if the size of the optimizer's state cannot be found.
     """
     request = PlanRequest(
         model=model,
@@ -149,12 +155,13 @@ def checkpointed(
         optimizer=optimizer,
         accumulate_gradients=accumulate_gradients,
         verify=verify,
+        progress=ignore if progress is None else progress,
         options=options,
         planner=None,
     )
     if not isinstance(plan_or_budget, Plan):
         budget = device_budget(plan_or_budget, model, (args, kwargs), optimizer)
-        request = replace(request, planner=ShapePlanner(budget, PLANNING_DEFAULTS | options))
+        request = replace(request, planner=ShapePlanner(budget, PLANNING_DEFAULTS | options, progress))
     others = None
     if on_mismatch == "plan":
         if isinstance(model, nn.Module):
@@ -172,7 +179,7 @@ class PlanRequest:
     ----------
     model, plan_or_budget, loss, granularity, on_mismatch, costs
         As for `checkpointed`.
-    reserve, optimizer, accumulate_gradients, verify, options
+    reserve, optimizer, accumulate_gradients, verify, progress, options
         As for `checkpointed`.
     planner : ShapePlanner or None
         Makes the plans within the budget; None with a finished plan.
@@ -195,6 +202,7 @@ class PlanRequest:
     optimizer: Optimizer | None
     accumulate_gradients: bool
     verify: bool
+    progress: Callable[[TracingProgress], None]
     options: SolveOptions
     planner: ShapePlanner | None
     variants: ShapeVariants | None = None
@@ -204,6 +212,8 @@ class PlanRequest:
             raise InvalidOptionError(f'granularity must be "auto", "operations" or "layers", got {self.granularity!r}')
         if self.on_mismatch not in get_args(OnMismatch):
             raise InvalidOptionError(f'on_mismatch must be "error", "plain" or "plan", got {self.on_mismatch!r}')
+        if not callable(self.progress):
+            raise InvalidOptionError(f"progress must be a function or None, got {self.progress!r}")
         if not isinstance(self.plan_or_budget, (Plan, int, str)):
             raise InvalidOptionError(
                 f"plan_or_budget must be a plan or a budget, got {type(self.plan_or_budget).__name__}"
@@ -275,7 +285,9 @@ def _build_by_operations(
     costs = request.costs if request.has_budget else "flops"  # a finished plan needs no times
     memory, variants = request.read_memory(), request.variants
     derived = None if variants is None else variants.capture(args, kwargs, costs=costs, memory=memory)
-    captured, watch = derived or capture_watched(request.model, args, kwargs, request.loss, costs=costs, memory=memory)
+    captured, watch = derived or capture_watched(
+        request.model, args, kwargs, request.loss, costs=costs, memory=memory, progress=request.progress
+    )
     plan = request.find_plan(captured.graph)
     schedule = translate_schedule(plan.schedule, plan.graph, captured.graph)
     program = generate(captured, schedule)

@@ -187,12 +187,13 @@ def capture_watched(
     *,
     costs: Costs,
     memory: DeviceMemory,
+    progress: Progress = ignore,
 ) -> tuple[Capture, Watch]:
     """Return the captured step of a model, and the watch on what it read from Python.
 
     Parameters
     ----------
-    model, args, kwargs, loss, costs, memory
+    model, args, kwargs, loss, costs, memory, progress
         As for `capture`.
 
     Raises
@@ -204,7 +205,7 @@ def capture_watched(
     for _ in range(2):  # what is filled once, such as a cache, differs after the first capture only
         watch = Watch(model, loss)
         with recorded_variables() as variables:
-            captured = capture(model, args, kwargs, loss, costs=costs, memory=memory)
+            captured = capture(model, args, kwargs, loss, costs=costs, memory=memory, progress=progress)
         watch.ignore(captured.joint.counters)
         watch.environment.add(variables)
         found = watch.difference()

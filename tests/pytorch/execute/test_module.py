@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.optim.swa_utils import AveragedModel
 
-from scheduler.errors import ExecutionError
+from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.pytorch import checkpointed
 from scheduler.pytorch.capture.arguments import read_arguments
+from scheduler.pytorch.costs.progress import TracingProgress
 from scheduler.pytorch.execute.guards import call_key
+from scheduler.solution import Progress
 from tests.support.pytorch.regression import batch, mean_square
 
 FAST: dict[str, object] = {"costs": "flops", "solver": "save-all"}
@@ -42,6 +44,20 @@ def network() -> nn.Sequential:
 
 def planned(model: nn.Module, **options: object) -> nn.Module:
     return checkpointed(model, "100%", (batch(3, 4),), **{"loss": mean_square, **FAST, **options})
+
+
+def test_the_progress_of_capturing_and_of_the_search_is_reported():
+    seen: list[object] = []
+    planned(network(), progress=seen.append)
+    kinds = [type(entry) for entry in seen]
+    assert kinds[0] is TracingProgress
+    assert kinds[-1] is Progress
+    assert {*kinds} == {TracingProgress, Progress}
+
+
+def test_progress_must_be_a_function():
+    with pytest.raises(InvalidOptionError, match="progress must be a function or None, got 1"):
+        planned(network(), progress=1)
 
 
 @GRANULARITIES
