@@ -102,18 +102,19 @@ class Program:
         self._add_rules(layout)
 
     def _add_rules(self, layout: Layout) -> None:
-        """A region that keeps expensive results is recomputed, and no region is around or inside it."""
+        """A region that keeps expensive results is recomputed, and no other region is around or inside it."""
+        chains = {tuple(a for a in (*layout.ancestors[c], c) if Literal(a) in self.variables) for c, _ in self.variables}
+        added: set[tuple[int, tuple[int, ...]]] = set()
+        for chain in chains:
+            for c in chain:
+                keepers = tuple(a for a in chain if a != c and Literal(a, True) in self.variables)
+                if keepers and (c, keepers) not in added:
+                    added.add((c, keepers))
+                    terms = [(self.variables[Literal(a, True)], 1.0) for a in keepers]
+                    self.program.at_most("keep_alone", [(self.variables[Literal(c)], 1.0), *terms], 1.0)
         for (c, keeps), variable in self.variables.items():
-            around = [a for a in layout.ancestors[c] if Literal(a) in self.variables]
             if keeps:
                 self.program.at_most("keep_recomputes", [(variable, 1.0), (self.variables[Literal(c)], -1.0)], 0.0)
-                for a in around:
-                    self.program.at_most("keep_inside", [(variable, 1.0), (self.variables[Literal(a)], 1.0)], 1.0)
-            else:
-                for a in around:
-                    if Literal(a, True) in self.variables:
-                        keeper = self.variables[Literal(a, True)]
-                        self.program.at_most("keep_around", [(variable, 1.0), (keeper, 1.0)], 1.0)
 
     def add(self, point: Point) -> None:
         """Bound the memory at a point."""
@@ -148,9 +149,13 @@ class Program:
         """Return a variable that is at least 1 if something is held."""
         if holding not in self.holdings:
             held = self.holdings[holding] = self.program.fraction("held")
+            kept = {next(iter(true)) for true, false in holding if len(true) == 1 and not false}
             for true, false in holding:
                 terms = [(held, 1.0), *((self.variables[literal], -1.0) for literal in true)]
                 terms += [(self.variables[literal], 1.0) for literal in false]
+                # A region that keeps the results has no other around it: these conditions exclude each other.
+                others = [Literal(c, True) for c, _ in false if Literal(c, True) in kept]
+                terms += [(self.variables[literal], -1.0) for literal in others]
                 self.program.at_least("held", terms, 1.0 - len(true))
         return self.holdings[holding]
 
