@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Literal, cast, get_args
 
+from scheduler.decisions import Decision, decisions_of
 from scheduler.errors import (
     InvalidGraphError,
     InvalidScheduleError,
@@ -139,6 +140,11 @@ class Plan:
         return simulate(self.graph, self.schedule)
 
     @cached_property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The calls that it recomputes, in the order of the step, if it is of granularity "modules"."""
+        return decisions_of(self.graph, self.schedule)
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over the plan's whole content."""
         return sha256(self._content())
@@ -239,6 +245,7 @@ class Plan:
         unit, smallest = self.graph.time_unit, self.smallest_peak_bytes
         recomputed = {name: runs for name, runs in self.simulation.recomputed.items() if runs}
         peak = f"{self.peak_text(self.peak_bytes)} instead of {format_bytes(self.baseline_peak_bytes)}"
+        calls = tuple(str(decision) for decision in self.decisions)
         rows = [
             (
                 "plan",
@@ -257,6 +264,7 @@ class Plan:
             *([] if smallest is None else [("smallest", f"{self.peak_text(smallest)} is the smallest peak known")]),
             ("solver", f"{self.solver}, {self.solve_seconds:.3g} s"),
             ("saved", f"{format_bytes(self.simulation.saved_bytes)} in {len(self.saved)} tensors{_shown(self.saved)}"),
+            *([("calls", f"{len(calls)} recomputed{_shown(calls)}")] if calls else []),
             (
                 "recomputed",
                 f"{sum(recomputed.values())} runs of {len(recomputed)} operations{_shown(tuple(recomputed))}",

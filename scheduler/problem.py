@@ -186,8 +186,19 @@ def necessary_tasks(graph: Graph) -> tuple[int, ...]:
 
 def least_time(graph: Graph) -> float:
     """Return the total time of the necessary tasks, each run once by its fastest alternative."""
-    tasks = graph.index.tasks
-    return math.fsum(min(graph.operations[i].time for i in tasks[task]) for task in necessary_tasks(graph))
+    return math.fsum(
+        min(graph.operations[i].time for i in _possible_first_runs(graph, task)) for task in necessary_tasks(graph)
+    )
+
+
+def _possible_first_runs(graph: Graph, task: int) -> list[int]:
+    """Return the operations of a task that read nothing that only the task itself produces."""
+    index = graph.index
+    return [
+        i
+        for i in index.tasks[task]
+        if not any(index.producers[t] and index.task_of[index.producers[t][0]] == task for t in index.inputs[i])
+    ]
 
 
 def working_set_bytes(graph: Graph, operation: int) -> int:
@@ -211,7 +222,7 @@ def floor(graph: Graph) -> Floor:
     index = graph.index
     best = Floor(index.resident_bytes, graph.operations[0].name)
     for task in necessary_tasks(graph):
-        need, i = min((working_set_bytes(graph, i), i) for i in index.tasks[task])
+        need, i = min((working_set_bytes(graph, i), i) for i in _possible_first_runs(graph, task))
         if need > best.bytes:
             best = Floor(need, graph.operations[i].name)
     results = {index.storage_of[t] for t, result in enumerate(index.is_result) if result}

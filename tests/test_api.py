@@ -138,6 +138,21 @@ def test_the_least_time_counts_each_necessary_task_by_its_fastest_alternative() 
     assert Problem(graph, 10).baseline.time == 6.0
 
 
+def test_a_run_that_reads_what_its_own_task_produces_is_no_first_run() -> None:
+    graph = sc.Graph(
+        [
+            sc.Operation("plain", [], ["x"], 5.0),
+            sc.Operation("keeping", [], ["x", "kept"], 5.0),
+            sc.Operation("again", ["kept"], ["x"], 1.0, 7),
+            sc.Operation("y", ["x"], ["y"], 1.0),
+        ],
+        [sc.Tensor("x", 10), sc.Tensor("kept", 10, "x"), sc.Tensor("y", 1)],
+        results=["y"],
+    )
+    assert least_time(graph) == 6.0
+    assert floor(graph).bytes == 11
+
+
 def test_ctrl_c_returns_the_best_answer_and_a_second_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     def patient(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         os.kill(os.getpid(), signal.SIGINT)

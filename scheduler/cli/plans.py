@@ -53,16 +53,21 @@ def _show(options: argparse.Namespace) -> int:
         "peak_operation": plan.simulation.peak_operation,
         "saved_bytes": plan.simulation.saved_bytes,
         "saved": list(plan.saved),
+        **({"calls": [str(decision) for decision in plan.decisions]} if plan.decisions else {}),
         "recomputed": recomputed,
     }
     if options.json:
         print(json.dumps(answer))
         return DONE
-    print_answer({key: value for key, value in answer.items() if key not in ("saved", "recomputed")}, False)
+    print_answer({key: value for key, value in answer.items() if key not in ("saved", "calls", "recomputed")}, False)
     sizes = {tensor.name: tensor.size_bytes for tensor in plan.graph.tensors}
     print(f"\nsaved for the backward phase: {len(plan.saved)} tensors")
     for name in plan.saved:
         print(f"  {format_bytes(sizes[name]):>12}  {name}")
+    if plan.decisions:
+        print(f"\nrecomputed calls of modules: {len(plan.decisions)}")
+        for decision in plan.decisions:
+            print(f"  {decision}")
     print(f"\nrecomputed: {len(recomputed)} operations, {sum(recomputed.values())} runs")
     for name, runs in recomputed.items():
         print(f"  {runs:>3} x  {name}")

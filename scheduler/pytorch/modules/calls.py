@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler.decisions import Decision as Decision
 from scheduler.graph import Tensor
 
 OUTSIDE = -1
@@ -151,21 +152,3 @@ class CallTree:
             found.append(call)
             call = self.calls[call].caller
         return found
-
-
-@dataclass(frozen=True, order=True)
-class Decision:
-    """What a plan does with one call: save what it saves, or recompute it.
-
-    Attributes
-    ----------
-    module : str
-    number : int
-        As for `Call`.
-    keeps_expensive : bool
-        Whether the results of expensive operators are saved all the same.
-    """
-
-    module: str
-    number: int
-    keeps_expensive: bool = False

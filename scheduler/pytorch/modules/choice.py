@@ -31,6 +31,8 @@ from scheduler.solvers.smallest_peak import SHARE_OF_TIME
 SEARCH_SPACE = "modules"
 _STEPS = 500
 """The smallest peak is searched to within the distance from the floor to the save-everything peak over this."""
+_TOLERANCE = 1e-9
+"""Relative error of bounds in bytes."""
 _MOST_BY_HAND = 3
 _MOST_POINTS = 8
 """Points that are added between two solutions."""
@@ -134,7 +136,7 @@ def plan_modules(
         deadline = Deadline(min(MAX_EXPLANATION_SECONDS, max(MIN_EXPLANATION_SECONDS, deadline.remaining)))
         with stopped_by_interrupt(deadline):
             least = chooser.smallest(step=_step(problem), deadline=deadline, starts=[found.smallest])
-        known, proven = least.smallest.peak_bytes, math.ceil(least.bound - _step(problem))
+        known, proven = least.smallest.peak_bytes, math.ceil(least.bound * (1 - _TOLERANCE))
         message = explain(problem, solution, known, least_bytes=proven)
         solution = replace(solution, messages=(message, *solution.messages), smallest_peak_bytes=known)
     return plan_of(lowered.graph, solution, time_limit=time_limit, granularity="modules")
@@ -239,7 +241,8 @@ class Chooser:
             found.bound = max(found.bound, resident + result.bound * program.limit_bytes)
             candidate = self.candidate(regions)
             self._note(found, candidate, 0)
-            if not self._add(program, candidate, resident + int(result.objective * program.limit_bytes) + 1):
+            reached = resident + math.floor(result.objective * program.limit_bytes * (1 + _TOLERANCE))
+            if not self._add(program, candidate, reached):
                 break
         return found
 

@@ -15,10 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from scheduler.decisions import Decision
+from scheduler.decisions import decisions_of as decisions_of
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph, Operation, Tensor
 from scheduler.graph.operations import Role
-from scheduler.pytorch.modules.calls import OUTSIDE, CallTree, Decision
+from scheduler.pytorch.modules.calls import OUTSIDE, CallTree
 from scheduler.pytorch.modules.regions import Execution, Kind, Layout, Part, Regions, Run, TensorKey, execute
 from scheduler.schedule import Action, Compute, Free, Schedule
 
@@ -127,26 +129,6 @@ def regions_of(tree: CallTree, decisions: Iterable[Decision]) -> dict[int, bool]
                 )
             outer = tree.calls[outer].caller
     return regions
-
-
-def decisions_of(graph: Graph, schedule: Schedule) -> frozenset[Decision]:
-    """Return the decisions that a schedule of a lowered call tree follows, such as those of a plan.
-
-    Calls of one module are numbered by their operations of kind "checkpoint", of which each
-    call has one, in the order of the graph.
-    """
-    runs = {action.operation for action in schedule if isinstance(action, Compute)}
-    numbers: Counter[str] = Counter()
-    decisions = set()
-    for operation in graph.operations:
-        if operation.kind == Kind.CHECKPOINT.value:
-            numbers[operation.layer] += 1
-        elif operation.kind != Kind.KEEPING_CHECKPOINT.value:
-            continue
-        if operation.name in runs:
-            keeps = operation.kind == Kind.KEEPING_CHECKPOINT.value
-            decisions.add(Decision(operation.layer, numbers[operation.layer] - 1, keeps))
-    return frozenset(decisions)
 
 
 class _Lowering:

@@ -103,7 +103,9 @@ class Program:
 
     def _add_rules(self, layout: Layout) -> None:
         """A region that keeps expensive results is recomputed, and no other region is around or inside it."""
-        chains = {tuple(a for a in (*layout.ancestors[c], c) if Literal(a) in self.variables) for c, _ in self.variables}
+        chains = {
+            tuple(a for a in (*layout.ancestors[c], c) if Literal(a) in self.variables) for c, _ in self.variables
+        }
         added: set[tuple[int, tuple[int, ...]]] = set()
         for chain in chains:
             for c in chain:

@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from scheduler.decisions import KEEPS_EXPENSIVE, RECOMPUTES
 from scheduler.pytorch.modules.calls import OUTSIDE, CallTree
 
 
 class Kind(Enum):
     """What a run does; the value is the kind of its operation in the graph."""
 
-    CHECKPOINT = "checkpoint"
-    KEEPING_CHECKPOINT = "checkpoint that keeps expensive results"
+    CHECKPOINT = RECOMPUTES
+    KEEPING_CHECKPOINT = KEEPS_EXPENSIVE
     SAVING = "forward with saving"
     WITHOUT_SAVING = "forward without saving"
     KEEPING = "forward that keeps expensive results"

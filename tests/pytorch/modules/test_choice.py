@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
 from functools import cache
+from pathlib import Path
 
+import jsonschema
 import pytest
 
-from scheduler.errors import BudgetTooSmallError
+import scheduler as sc
+from scheduler.cli import main
+from scheduler.decisions import Decision
+from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOptionError
+from scheduler.export.chrome_trace import plan_to_chrome_trace
+from scheduler.plan import Plan, plan_schema
 from scheduler.pytorch.modules.choice import plan_modules
 from scheduler.pytorch.modules.lowering import lower
 from scheduler.solution import Status
-from tests.support.call_trees import Machine, every_choice, random_tree
+from tests.support.call_trees import Machine, block_tree, every_choice, random_tree, transformer_tree
 
 SEEDS = range(25)
 
@@ -49,3 +58,90 @@ def test_the_smallest_peak_is_that_of_trying_every_choice(seed: int) -> None:
         plan_modules(lowered, smallest - 1)
     assert caught.value.proven
     assert f"{smallest} bytes" in str(caught.value)
+    assert "The smallest possible schedule needs" in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_of_equal_blocks_as_many_are_recomputed_as_the_budget_demands(count: int) -> None:
+    """Eight blocks save 10 bytes each and return 2; one that is recomputed holds its input of 2 instead.
+
+    The first block has no input, so it is recomputed first: 80 - 10, then 80 - 18, ... bytes, and 2.
+    """
+    plan = plan_modules(block_tree(8, saved=10, value=2), 80 + 2 - 10 - 8 * (count - 1), gap=0.0)
+    assert (plan.status, plan.search_space, plan.time) == (Status.OPTIMAL, "modules", 8 * 3 + count)
+    assert plan.decisions[0] == Decision("blocks.0", 0)
+    assert len(plan.decisions) == count
+
+
+def test_the_last_block_is_never_recomputed_for_its_own_backward() -> None:
+    """What it saves is live during its backward whether it was recomputed or not."""
+    plan = plan_modules(block_tree(8, saved=10, value=2), "min", gap=0.0)
+    assert plan.peak_bytes == 2 * 7 + 10
+    assert len(plan.decisions) == 7
+
+
+def test_saving_everything_is_the_answer_where_it_fits() -> None:
+    plan = plan_modules(block_tree(4), "100%")
+    assert (plan.overhead, plan.decisions, plan.status) == (0.0, (), Status.OPTIMAL)
+
+
+@pytest.mark.parametrize("spread", [0, 100])
+def test_no_random_choice_of_blocks_is_faster_at_the_same_peak(spread: int) -> None:
+    lowered = lower(transformer_tree(6, spread=spread))
+    tree = lowered.layout.tree
+    blocks = [c for c, call in enumerate(tree.calls) if call.module.count(".") == 1]
+    draw, outcomes = random.Random(5), {}
+    for _ in range(200):
+        chosen = draw.sample(blocks, draw.randint(0, len(blocks)))
+        simulation = sc.simulate(lowered.graph, lowered.schedule(dict.fromkeys(chosen, False)))
+        outcomes[simulation.peak_bytes] = min(simulation.time, outcomes.get(simulation.peak_bytes, math.inf))
+    everything = sc.simulate(lowered.graph, lowered.schedule(dict.fromkeys(blocks, False)))
+    assert plan_modules(lowered, everything.peak_bytes).time <= everything.time
+    for budget in random.Random(6).sample(sorted(outcomes), 3):
+        assert plan_modules(lowered, budget).time <= min(time for peak, time in outcomes.items() if peak <= budget)
+
+
+def test_budgets_are_read_in_every_form() -> None:
+    lowered = lower(transformer_tree(4))
+    peaks = [plan_modules(lowered, budget).budget_bytes for budget in ("min", "min+50%", "100%")]
+    assert peaks[1] == peaks[0] + (peaks[2] - peaks[0]) // 2
+    assert peaks[2] == sc.simulate(lowered.graph, lowered.schedule({})).peak_bytes
+    assert plan_modules(lowered, peaks[1]).budget_bytes == peaks[1]
+    with pytest.raises(InvalidBudgetError, match="auto"):
+        plan_modules(lowered, "auto")
+    with pytest.raises(InvalidOptionError, match="gap must be"):
+        plan_modules(lowered, "min", gap=2.0)
+    with pytest.raises(InvalidOptionError, match="time_limit must be"):
+        plan_modules(lowered, "min", time_limit=0.0)
+
+
+def test_a_plan_of_modules_can_be_used_like_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, path = plan_modules(transformer_tree(3), "40%"), tmp_path / "plan.json"
+    plan.save(path)
+    assert Plan.load(path) == plan
+    assert plan.granularity == "modules"
+    jsonschema.validate(json.loads(path.read_text(encoding="utf-8")), plan_schema())
+    assert [str(decision) for decision in plan.decisions] == ["h.0", "h.1", "h.2"]
+    assert "calls         3 recomputed: h.0, h.1, h.2" in plan.summary()
+    for command in (
+        ["show"],
+        ["verify"],
+        ["report", "-o", str(tmp_path / "r.html")],
+        ["export", "-o", str(tmp_path / "t")],
+    ):
+        assert main([command[0], str(path), *command[1:]]) == 0
+    assert "recomputed calls of modules: 3\n  h.0\n  h.1\n  h.2\n" in capsys.readouterr().out
+    assert main(["show", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["calls"] == ["h.0", "h.1", "h.2"]
+    categories = [event.get("cat") for event in plan_to_chrome_trace(plan)["traceEvents"]]  # type: ignore[attr-defined]
+    assert categories.count("recomputation") == 3 * 13
+
+
+def test_a_claim_in_a_plan_of_modules_that_is_untrue_is_found(tmp_path: Path) -> None:
+    plan, path = plan_modules(transformer_tree(3), "40%"), tmp_path / "plan.json"
+    plan.save(path)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["claims"]["peak_bytes"] -= 1
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(sc.PlanClaimError, match="peak_bytes"):
+        Plan.load(path)

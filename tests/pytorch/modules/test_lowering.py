@@ -43,7 +43,7 @@ def test_decisions_can_be_read_back_from_a_schedule(seed: int) -> None:
         decisions = {Decision(tree.calls[c].module, tree.calls[c].number, keeps) for c, keeps in regions.items()}
         schedule = schedule_of(lowered, decisions)
         assert schedule == lowered.schedule(regions)
-        assert decisions_of(lowered.graph, schedule) == decisions
+        assert set(decisions_of(lowered.graph, schedule)) == decisions
         if len(regions) == 3:
             break
 
@@ -65,7 +65,7 @@ def test_the_calls_of_one_module_are_told_apart() -> None:
     )
     lowered = lower(tree)
     decisions = {Decision("shared", 0), Decision("shared", 2)}
-    assert decisions_of(lowered.graph, schedule_of(lowered, decisions)) == decisions
+    assert set(decisions_of(lowered.graph, schedule_of(lowered, decisions))) == decisions
 
 
 def test_names_and_measured_peaks_and_times_leave_the_structure_as_it_is() -> None:
