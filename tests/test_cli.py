@@ -215,7 +215,7 @@ def test_a_model_that_cannot_be_captured_trains_by_its_layers(
     monkeypatch.chdir(tmp_path)
     model = f"{__name__}:branching_model"
     assert main(["trace", model, "-o", "graph.json"]) == 2
-    assert 'granularity="layers"' in capsys.readouterr().err
+    assert 'granularity="modules"' in capsys.readouterr().err
     assert main(["trace", model, "--layers", "-o", "chain.json", "--json"]) == 0
     traced = json.loads(capsys.readouterr().out)
     assert traced["layers"] == 6

@@ -1,13 +1,14 @@
 """Train a model within a memory budget: capture its step, plan it, and build the module that follows the plan.
 
 `checkpointed` makes a `PlanRequest`, which one of the routes at the end of this file turns into
-a module: by operations or by layers. Calls that the first plan does not cover take the same way.
+a module: by operations, by modules or by layers. Calls that the first plan does not cover take the
+same way.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Unpack, get_args
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scheduler.api import TRAINING_GAP, SolveOptions
-from scheduler.errors import CaptureError, InvalidOptionError
+from scheduler.errors import CaptureError, InvalidOptionError, PlanMismatchError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
@@ -32,11 +33,13 @@ from scheduler.pytorch.layerwise.module import LayeredModule
 from scheduler.pytorch.layerwise.profiling import profile
 from scheduler.pytorch.layerwise.program import translate_layers
 from scheduler.pytorch.measurement.free_memory import device_budget
+from scheduler.pytorch.modules.module import ModulesModule
+from scheduler.pytorch.modules.planner import ModulePlanner
 from scheduler.pytorch.shape_variants import ShapeVariants
 from scheduler.pytorch.tracing import capture_watched
 from scheduler.solution import Progress as SearchProgress
 
-Granularity = Literal["auto", "operations", "layers"]
+Granularity = Literal["auto", "operations", "modules", "layers"]
 
 PLANNING_DEFAULTS: SolveOptions = {"time_limit": 20.0, "gap": TRAINING_GAP}
 """Options of `make_plan` where a model is about to be trained; `solve` by itself searches longer."""
@@ -89,11 +92,14 @@ def checkpointed(
         strides, dtypes and devices follow the plan.
     loss : callable, optional
         Computes the scalar loss from the model's outputs.
-    granularity : "auto", "operations" or "layers"
-        "layers" runs the layers of an `nn.Sequential` or a list as they are, without capturing
-        them (see `profile_layers`; `costs` has no effect). "auto" follows the plan; with a
-        budget, it chooses operations, or layers for a list and for an `nn.Sequential` that
-        cannot be captured.
+    granularity : "auto", "operations", "modules" or "layers"
+        "operations" captures the step, and plans each of its operations. "modules" measures one
+        step, and recomputes some calls of modules under `torch.utils.checkpoint`: for any model
+        that trains, and calls of any shape. "layers" runs the layers of an `nn.Sequential` or a
+        list as they are (see `profile_layers`). `costs` has an effect on operations only. "auto"
+        follows the plan; with a budget, it chooses operations, or layers for a list. For a step
+        that cannot be captured, or that reads what no guard can watch, it chooses layers for an
+        `nn.Sequential` and modules for others, and a warning says why.
     on_mismatch : "error", "plain" or "plan"
         What to do with a call that the plan does not cover: raise an error, run the model
         without a plan, or make a plan for it within the same bytes (other shapes, training
@@ -209,7 +215,9 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         if self.granularity not in get_args(Granularity):
-            raise InvalidOptionError(f'granularity must be "auto", "operations" or "layers", got {self.granularity!r}')
+            raise InvalidOptionError(
+                f'granularity must be "auto", "operations", "modules" or "layers", got {self.granularity!r}'
+            )
         if self.on_mismatch not in get_args(OnMismatch):
             raise InvalidOptionError(f'on_mismatch must be "error", "plain" or "plan", got {self.on_mismatch!r}')
         if not callable(self.progress):
@@ -243,7 +251,8 @@ class PlanRequest:
             return (self.plan_or_budget.granularity,)
         if not isinstance(self.model, nn.Module):
             return ("layers",)
-        return ("operations", "layers") if isinstance(self.model, nn.Sequential) else ("operations",)
+        fallbacks = ("layers", "modules") if isinstance(self.model, nn.Sequential) else ("modules",)
+        return ("operations", *fallbacks)
 
     def read_memory(self) -> DeviceMemory:
         """Return what the device holds in addition to the step.
@@ -268,12 +277,21 @@ def _build_module(
     kwargs: Mapping[str, object] | None,
     others: OtherPlans | None = None,
 ) -> CheckpointedModule:
-    """Return the module for calls like this one, by the first of the request's routes that can capture the model."""
-    *attempts, last = (_ROUTES[granularity] for granularity in request.routes)
-    for route in attempts:
-        with contextlib.suppress(CaptureError):
-            return route(request, args, kwargs or {}, others)
-    return last(request, args, kwargs or {}, others)
+    """Return the module for calls like this one, by the first of the request's routes that can plan the model."""
+    refusals: list[CaptureError] = []
+    for granularity in request.routes:
+        try:
+            module = _ROUTES[granularity](request, args, kwargs or {}, others)
+        except CaptureError as error:
+            refusals.append(error)
+            continue
+        if refusals:
+            warnings.warn(
+                f"this step is planned by {granularity}, because it cannot be planned by operations: {refusals[0]}",
+                stacklevel=3,
+            )
+        return module
+    raise refusals[0]
 
 
 def _build_by_operations(
@@ -336,5 +354,38 @@ def _build_by_layers(
     )
 
 
-_ROUTES = {"operations": _build_by_operations, "layers": _build_by_layers}
+def _build_by_modules(
+    request: PlanRequest, args: Sequence[object], kwargs: Mapping[str, object], others: OtherPlans | None
+) -> CheckpointedModule:
+    """Measure a step as a tree of module calls, and choose which of them to recompute.
+
+    A finished plan is matched by the names of modules. Plans for larger calls are made within
+    the same bytes.
+    """
+    model, shapes = request.model, request.planner
+    if not isinstance(model, nn.Module):
+        raise InvalidOptionError(f'granularity "modules" needs an nn.Module, got {type(model).__name__}')
+    plan, planner = request.plan_or_budget, None
+    if shapes is not None:
+        budget = shapes.budget if shapes.budget_bytes is None else shapes.budget_bytes
+        planner = ModulePlanner(model, request.loss, budget, shapes.options, request.read_memory)
+        plan = planner.remeasure(args, kwargs)
+        shapes.budget_bytes = plan.budget_bytes
+    assert isinstance(plan, Plan)
+    if plan.granularity != "modules":
+        raise PlanMismatchError(f'the plan must be of granularity "modules", got "{plan.granularity}": make a new plan')
+    return ModulesModule(
+        model,
+        args,
+        kwargs,
+        planner=planner,
+        loss=request.loss,
+        on_mismatch=request.on_mismatch,
+        plan=plan,
+        others=others,
+        verify=request.verify,
+    )
+
+
+_ROUTES = {"operations": _build_by_operations, "modules": _build_by_modules, "layers": _build_by_layers}
 """The function that builds a module at each granularity."""

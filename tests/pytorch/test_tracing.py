@@ -222,7 +222,7 @@ def test_a_branch_on_a_value_is_refused_with_the_reason_and_a_way_out():
             y = self.linear(x)
             return y.sum() if y.sum() > 0 else y.square().sum()
 
-    with pytest.raises(CaptureError, match=r'branches on tensor values.*granularity="layers"'):
+    with pytest.raises(CaptureError, match=r'branches on tensor values.*granularity="modules"'):
         trace(Branching(), (torch.ones(2, 4),))
 
 

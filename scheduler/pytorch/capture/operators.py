@@ -232,12 +232,12 @@ def check_call(node: fx.Node) -> None:
         raise CaptureError(f'the graph calls "{called}" for its side effects, which cannot be planned: {advice}')
     if not isinstance(target, OpOverload):
         raise CaptureError(
-            f'the graph calls "{target}", which is not an ATen operator: plan without it, or use granularity="layers"'
+            f'the graph calls "{target}", which is not an ATen operator: plan without it, or use granularity="modules"'
         )
     if "rnn" in str(target) and target is not aten.mkldnn_rnn_layer_backward.default:
         raise CaptureError(
             f'"{target}" saves a tensor for its backward whose size is known only when it runs under autograd:'
-            ' plan a recurrent network layer by layer, with granularity="layers"'
+            ' plan by modules, with granularity="modules"'
         )
     if schema_of(target).is_mutable:
         raise CaptureError(f'operator "{target}" changes its input in place and could not be made functional')

@@ -165,7 +165,7 @@ def _recurrent(operator: OpOverload) -> Callable[..., object]:
             raise CaptureError(
                 f"a recurrent network of {layers} layers with dropout {p} between them draws it inside one operator on"
                 f" {value.device.type}, which cannot be captured: use single layers with nn.Dropout between them, or"
-                ' granularity="layers"'
+                ' granularity="modules"'
             )
         return decomposition(value, states, parameters, *options)
 

@@ -163,7 +163,7 @@ def describe_failure(name: str, direct: Exception, dynamo: Exception) -> str:
         f" Through TorchDynamo: {type(dynamo).__name__}: {_first_lines(dynamo)}{at_line(dynamo)}."
         " Usual causes are branches on tensor values, .item(), and shapes that depend on data."
         " Remove them, or plan the parts that can be captured,"
-        ' or checkpoint a list of layers with granularity="layers", which needs no capture.'
+        ' or plan by modules, with granularity="modules", which captures nothing.'
     )
 
 

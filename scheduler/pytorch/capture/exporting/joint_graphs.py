@@ -406,7 +406,7 @@ def _check_module(module: object, tensors: Sequence[Tensor]) -> None:
         if is_traceable_wrapper_subclass(parameter):
             raise CaptureError(
                 f'parameter "{name}" is a {type(parameter).__name__}, which consists of several tensors and would be'
-                ' taken apart in the graph: plan without it, or use granularity="layers", which captures nothing'
+                ' taken apart in the graph: plan without it, or use granularity="modules", which captures nothing'
             )
 
 

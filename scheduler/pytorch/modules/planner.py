@@ -1,0 +1,90 @@
+"""Plan the steps of one model by modules, within one budget: measure a step, then choose the calls to recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from scheduler.api import SolveOptions
+from scheduler.plan import Plan
+from scheduler.pytorch.capture.device_memory import DeviceMemory
+from scheduler.pytorch.capture.exporting.failures import check_runs
+from scheduler.pytorch.modules.calls import CallTree, Decision
+from scheduler.pytorch.modules.choice import plan_modules, smallest_peak_decisions, with_estimated_backward
+from scheduler.pytorch.modules.lowering import LoweredTree, lower
+from scheduler.pytorch.modules.measuring.recording import record
+
+
+@dataclass
+class ModulePlanner:
+    """Makes plans of granularity "modules" for calls of one model, all within the same bytes.
+
+    Attributes
+    ----------
+    model : nn.Module
+    loss : callable or None
+    budget : int or str
+        As for `make_plan`; resolved for the first step that is measured.
+    options : SolveOptions
+        Of these, `gap` and `time_limit` have an effect: there is one solver, and the order is the model's.
+    read_memory : callable
+        Returns what the device holds in addition to the step.
+    budget_bytes : int or None
+        The budget in bytes; None before the first plan.
+    """
+
+    model: nn.Module
+    loss: Callable[..., Tensor] | None
+    budget: int | str
+    options: SolveOptions
+    read_memory: Callable[[], DeviceMemory]
+    budget_bytes: int | None = None
+    _measured: dict[str, LoweredTree] = field(default_factory=dict)
+
+    def remeasure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Plan:
+        """Measure a step with these arguments, and return a plan for it within the budget.
+
+        Raises
+        ------
+        CaptureError
+            If the model fails on these arguments, or nothing is trained.
+        BudgetTooSmallError, OutOfTimeError
+            As for `make_plan`.
+        """
+        lowered = lower(self._measure(args, kwargs))
+        plan = self._plan(lowered, self.budget if self.budget_bytes is None else self.budget_bytes)
+        self.budget_bytes = plan.budget_bytes
+        self._measured[plan.graph.digest] = lowered
+        return plan
+
+    def replan(self, plan: Plan, budget_bytes: int) -> Plan:
+        """Return the plan for the measured step of another plan within fewer bytes.
+
+        Raises
+        ------
+        BudgetTooSmallError, OutOfTimeError
+            As for `make_plan`.
+        """
+        return self._plan(self._measured[plan.graph.digest], budget_bytes)
+
+    def _measure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> CallTree:
+        memory = self.read_memory()
+        try:
+            return record(self.model, args, kwargs, self.loss, memory=memory, decide=_decide_for_the_smallest_peak)
+        except Exception:  # torch raises errors of many kinds here
+            check_runs(self._run, type(self.model).__name__, tuple(args), dict(kwargs), [self.model])
+            raise
+
+    def _run(self, *args: object, **kwargs: object) -> object:
+        outputs = self.model(*args, **kwargs)
+        return outputs if self.loss is None else self.loss(outputs)
+
+    def _plan(self, lowered: LoweredTree, budget: int | str) -> Plan:
+        given = {name: self.options[name] for name in ("gap", "time_limit") if name in self.options}
+        return plan_modules(lowered, budget, **given)
+
+
+def _decide_for_the_smallest_peak(tree: CallTree) -> list[Decision]:
+    return sorted(smallest_peak_decisions(with_estimated_backward(tree)))
