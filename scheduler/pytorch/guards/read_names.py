@@ -299,6 +299,7 @@ class ComputedNames:
     is_open: bool
 
 
+@functools.lru_cache(maxsize=10_000)
 def computed_names(code: CodeType) -> ComputedNames:
     """Return the names with which a piece of code calls `getattr` and its like."""
     whole: set[str] = set()
