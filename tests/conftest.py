@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -46,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return float(marker.args[0]) if marker else 0.0
 
     items.sort(key=seconds, reverse=True)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of cycles pass over what is imported, which is most of all objects and stays."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
