@@ -8,7 +8,9 @@ from tests.support.pytorch.small_models import SMALL
 
 
 def test_a_captured_step_slower_than_plain_by_more_than_noise_is_reported():
-    report = compare_training(make_model("convnet", **SMALL["convnet"]), "80%", steps=1, costs="flops", solver="greedy")
+    report = compare_training(
+        make_model("convnet", **SMALL["convnet"]), "80%", steps=1, costs="flops", solver="greedy", time_limit=2.0
+    )
     assert report.captured_time_overhead is not None
     assert report.time_noise >= 0
     assert replace(report, captured_time_overhead=0.2, time_noise=0.1).captured_step_is_slower

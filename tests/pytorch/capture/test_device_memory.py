@@ -112,7 +112,14 @@ def test_a_step_and_its_adamw_need_the_predicted_memory():
     case = make_model("convnet", batch_size=8, width=8, depth=5, size=16)
     optimizer = AdamW(case.module.parameters(), foreach=False)
     module = checkpointed(
-        case.module, "70%", case.args, loss=case.loss, costs="flops", solver="greedy", optimizer=optimizer
+        case.module,
+        "70%",
+        case.args,
+        loss=case.loss,
+        costs="flops",
+        solver="greedy",
+        time_limit=2.0,
+        optimizer=optimizer,
     )
 
     def train() -> None:

@@ -281,7 +281,7 @@ def test_several_steps_in_segments_may_be_outstanding():
 
 def test_a_plan_that_accumulates_gradients_is_a_file_like_any_other(tmp_path):
     model, x = linear_layers(), batch(64, 64)
-    options = {"costs": "flops", "solver": "greedy", "accumulate_gradients": True}
+    options = {"costs": "flops", "solver": "greedy", "time_limit": 2.0, "accumulate_gradients": True}
     module = checkpointed(model, "70%", (x,), loss=mean_square, **options)
     module.plan.save(tmp_path / "plan.json")
     plan = sc.Plan.load(tmp_path / "plan.json")

@@ -417,7 +417,9 @@ def test_a_plan_file_runs_on_a_fresh_capture(tmp_path):
     from scheduler.api import make_plan
 
     case = make_model("convnet", batch_size=4, width=8, depth=4, size=16)
-    plan = make_plan(capture(case.module, case.args, case.kwargs, case.loss).graph, "80%", solver="greedy")
+    plan = make_plan(
+        capture(case.module, case.args, case.kwargs, case.loss).graph, "80%", solver="greedy", time_limit=2.0
+    )
     plan.save(tmp_path / "plan.json")
     again = make_model("convnet", batch_size=4, width=8, depth=4, size=16)
     module = checkpointed(again.module, Plan.load(tmp_path / "plan.json"), again.args)

@@ -107,7 +107,7 @@ def replicated(rank: int) -> dict[str, object]:
 
     def make() -> Plan:
         graph = trace(model, (x,), loss=mean_square, costs="flops", accumulate_gradients=True)
-        return sc.make_plan(graph, "60%", solver="greedy")
+        return sc.make_plan(graph, "60%", solver="greedy", time_limit=2.0)
 
     plan = share_plan(make if rank == 0 else not_called)
     module = DistributedDataParallel(
@@ -246,7 +246,7 @@ def error_of(call: Callable[[], object]) -> str:
 def in_place_of_forward(rank: int) -> dict[str, object]:
     """Train under DistributedDataParallel with a planned forward, which plans at the first call."""
     model = network()
-    forward = PlannedForward(model, "70%", costs="flops", solver="greedy")
+    forward = PlannedForward(model, "70%", costs="flops", solver="greedy", time_limit=2.0)
     found = train(rank, DistributedDataParallel(model, gradient_as_bucket_view=True), mean_square)
     assert forward.planned is not None
     assert forward.planned.plan is not None
@@ -304,7 +304,7 @@ def split_at_buckets(rank: int) -> dict[str, object]:
         "plain": mean_square(model(x)).item(),
         "whole": whole,
         "refused": run(budget="100%", solver="save-all"),
-        "shared": run(budget=resident + whole["needs"] * 4 // 5, solver="greedy", graph_breaks="share"),
+        "shared": run(budget=resident + whole["needs"] * 4 // 5, solver="greedy", time_limit=2.0, graph_breaks="share"),
     }
 
 

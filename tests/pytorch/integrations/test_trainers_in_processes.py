@@ -40,7 +40,7 @@ def transformers_trainer(rank: int, folder: Path) -> dict[str, object]:
 
 def lightning_trainer(rank: int, folder: Path) -> dict[str, object]:
     """Train a small ResNet with a plan and without."""
-    callback = LightningCallback("60%", costs="flops", solver="greedy", reserve="64KiB")
+    callback = LightningCallback("60%", costs="flops", solver="greedy", time_limit=2.0, reserve="64KiB")
     planned, plain = lightning_training.Classifier(), lightning_training.Classifier()
     for model, callbacks in ((planned, [callback]), (plain, [])):
         lightning_training.train(folder, model, *callbacks, steps=STEPS, strategy="ddp", devices=2)

@@ -381,7 +381,9 @@ def test_targets_in_the_closure_of_the_loss_are_read_in_every_step():
 
 
 def test_a_plan_file_runs_on_fresh_layers(tmp_path):
-    plan = make_plan(profile_layers(mixed_stack(8), (mixed_state(),), loss=mixed_loss), "60%", solver="greedy")
+    plan = make_plan(
+        profile_layers(mixed_stack(8), (mixed_state(),), loss=mixed_loss), "60%", solver="greedy", time_limit=2.0
+    )
     plan.save(tmp_path / "plan.json")
     model, plain = mixed_stack(8), mixed_stack(8)
     module = checkpointed(model, Plan.load(tmp_path / "plan.json"), (mixed_state(),), loss=mixed_loss)

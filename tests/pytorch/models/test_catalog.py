@@ -74,7 +74,7 @@ def test_a_loop_with_an_optimizer_and_a_learning_rate_schedule_follows_the_plan(
 @pytest.mark.parametrize("name", ["convnet", "unet"])
 def test_a_budget_is_never_exceeded(name, budget):
     case = make_model(name, **SMALL[name])
-    module = checkpointed(case.module, budget, case.args, solver="greedy", costs="flops")
+    module = checkpointed(case.module, budget, case.args, solver="greedy", costs="flops", time_limit=2.0)
     with StorageTracker(resident_tensors(module, case.args)) as tracker:
         training_step(module, case.args)()
     measured = module.plan.graph.resident_bytes + tracker.peak_bytes

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes
 
 ROWS, LENGTH, VOCABULARY = 8, 32, 97
-OPTIONS = {"costs": "flops", "solver": "greedy"}
+OPTIONS = {"costs": "flops", "solver": "greedy", "time_limit": 2.0}
 
 
 def tiny_gpt2() -> nn.Module:
