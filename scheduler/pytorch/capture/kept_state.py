@@ -30,10 +30,17 @@ class RandomState:
     def __init__(self, own: Iterable[OutsideState] = ()) -> None:
         random_states = [state for state in own if state.is_random]
         generators = [state.owner for state in random_states if isinstance(state.owner, torch.Generator)]
-        self._torch: Generators = [*save_generators(), *((one, one.get_state()) for one in generators)]
+        self._torch: Generators = save_generators()
+        known = [one for one, _ in self._torch]
+        self._torch += [(one, one.get_state()) for one in generators if one not in known]
         self._own = [(s.name, s.read(), s.save()) for s in random_states if not isinstance(s.owner, torch.Generator)]
         self._python = random.getstate()
         self._numpy = np.random.get_state()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the states of torch's generators, which are on the CPU."""
+        return sum(state.nbytes for _, state in self._torch)
 
     def restore(self) -> None:
         """Put the generators back to these states."""

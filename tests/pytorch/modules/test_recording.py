@@ -152,9 +152,33 @@ def test_a_mask_of_dropout_is_saved() -> None:
 
 def test_the_buffers_that_a_normalization_changes_are_copied_for_its_recomputation() -> None:
     tree = record(nn.Sequential(layer(), nn.BatchNorm1d(WIDTH)), (batch(),), loss=squares)
-    assert call(tree, "1").copied_bytes == call(tree, "").copied_bytes == 2 * 4 * WIDTH + 8
+    # A mean, a variance and a count; a recomputation changes a second copy.
+    assert call(tree, "1").copied_bytes == call(tree, "").copied_bytes == 2 * (2 * 4 * WIDTH + 8)
     assert call(tree, "0").copied_bytes == 0
     assert call(tree, "1").refusal == ""
+
+
+def test_a_call_that_draws_keeps_the_random_state_for_its_recomputation() -> None:
+    tree = record(nn.Sequential(layer(), nn.Dropout(0.5)), (batch(),), loss=squares)
+    assert call(tree, "1").copied_bytes == call(tree, "").copied_bytes == torch.get_rng_state().nbytes
+    assert call(tree, "0").copied_bytes == 0
+
+
+def test_tensors_in_attributes_are_held_for_a_recomputation() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer()
+            self.losses: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.losses.append(self.layer(x).tanh())
+            return self.losses[-1] * 2
+
+    model = nn.Sequential(*[Keeps()] * 2)
+    tree = record(model, (batch(),), loss=squares)
+    assert input_bytes(tree, "0") == 0
+    assert input_bytes(tree, "0#1") == 2 * ACTIVATION  # its argument, and what the first call has put in the list
 
 
 # What cannot be recomputed.

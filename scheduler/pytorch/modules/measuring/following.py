@@ -6,16 +6,18 @@ import bisect
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from scheduler.errors import ExecutionError
+from scheduler.pytorch.capture.kept_state import RandomState
+from scheduler.pytorch.guards.outside_states import OutsideState
 from scheduler.pytorch.modules.calls import OUTSIDE
 from scheduler.pytorch.modules.measuring.observation import Began, Observer, Phase
-from scheduler.pytorch.modules.recomputation.call_state import cannot_be_restored
+from scheduler.pytorch.modules.recomputation.call_state import cannot_be_restored, tensors_held_for
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.torch_private.autograd import next_node_number, saving_hook
 
@@ -32,7 +34,9 @@ class SeenCall:
     segments, children : list of int
         The pieces of code that it ran by itself, one more than it made calls, and these calls.
     inputs : list of int
-        Storages of its arguments, by their numbers in the log.
+        Storages of its arguments, and of tensors in attributes of its module, by their numbers in the log.
+    random_bytes : int
+        Bytes on the model's device of the random states that a recomputation needs, 0 if the call draws nothing.
     begin : int
         Position in the log at which it began.
     refusal : str
@@ -45,6 +49,7 @@ class SeenCall:
     segments: list[int] = field(default_factory=list)
     children: list[int] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
+    random_bytes: int = 0
     begin: int = 0
     refusal: str = ""
 
@@ -61,6 +66,8 @@ class Calls:
     observer : Observer
     hook : object
         The hook to which autograd gives what it saves.
+    generators : sequence of OutsideState
+        Random generators of the user.
 
     Attributes
     ----------
@@ -71,12 +78,13 @@ class Calls:
         The call that each segment belongs to.
     """
 
-    def __init__(self, observer: Observer, hook: object) -> None:
+    def __init__(self, observer: Observer, hook: object, generators: Sequence[OutsideState]) -> None:
         self.seen: list[SeenCall] = []
         self.outside = SeenCall("", 0, OUTSIDE)
         self.callers: list[int] = []
         self._observer = observer
         self._hook = hook
+        self._generators = generators
         self._stack: list[int] = []
         self._counts: Counter[str] = Counter()
         self._begin_segment()
@@ -89,8 +97,10 @@ class Calls:
         frozen, tensors = freeze(*arguments)
         refusal = "it takes an iterator" if frozen.has_iterators else self._refusal(module)
         found = SeenCall(name, number, caller, begin=len(self._observer.log.events), refusal=refusal)
+        tensors += tensors_held_for(module)
         found.inputs = [n for tensor in tensors for n in self._observer.numbers_of(tensor)]
         del frozen, tensors
+        random = RandomState(self._generators)
         self[caller].children.append(len(self.seen))
         self._stack.append(len(self.seen))
         self.seen.append(found)
@@ -101,6 +111,9 @@ class Calls:
             found.refusal = f"it ends with an exception ({type(error).__name__})"
             raise
         finally:
+            with self._observer.paused():
+                changed = random.difference(RandomState(self._generators))
+            found.random_bytes = random.size_bytes if changed and self._observer.device_type == "cpu" else 0
             self._stack.pop()
             self._begin_segment()
 
@@ -112,6 +125,14 @@ class Calls:
             for call in self.seen:
                 if call.runs(piece):
                     call.refusal = call.refusal or "its gradients are computed within the forward"
+
+    @property
+    def depth(self) -> int:
+        """How many calls are nested in each other at most."""
+        depths: list[int] = []
+        for call in self.seen:
+            depths.append(1 + (depths[call.caller] if call.caller != OUTSIDE else 0))
+        return max(depths, default=0)
 
     def __getitem__(self, call: int) -> SeenCall:
         return self.outside if call == OUTSIDE else self.seen[call]

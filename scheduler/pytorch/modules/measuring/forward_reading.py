@@ -196,7 +196,8 @@ class ForwardReading:
             for number in event.changed
         }
         copied = (changed | self._changing[call.module]) & self._buffers[call.module]
-        return sum(self._log.sizes[number] for number in copied)
+        # One copy is the old value, and the recomputation changes another one.
+        return 2 * sum(self._log.sizes[number] for number in copied) + call.random_bytes
 
     def _refusal(self, call: SeenCall) -> str:
         """Return why a call would find other values when it is recomputed, "" if it would not."""

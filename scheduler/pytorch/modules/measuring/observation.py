@@ -7,10 +7,11 @@ afterwards, so that watching costs little while the step runs.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -162,6 +163,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes
     ----------
     log : Log
+    device_type : str
     """
 
     supports_higher_order_operators = True
@@ -169,13 +171,13 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, resident: Sequence[Tensor], device: torch.device, *, profiled: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = Log()
-        self._device_type = device.type
+        self.device_type = device.type
         self._profiled = profiled
         self._clock = _DeviceClock() if device.type == "cuda" else _Clock()
         self._numbers: dict[int, int] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._open = True
-        self._is_reading = False
+        self._is_paused = False
         self._held = [storage for tensor in resident for storage in self.storages_of(tensor)]
         for storage in self._held:
             if storage_id(storage) not in self._numbers:
@@ -213,15 +215,21 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = storage_of(tensor)
         if own is not None:
             return [own]
-        self._is_reading, before = True, self._is_reading
-        try:
+        with self.paused():
             return [storage for part in parts_of(tensor) for storage in self.storages_of(part)]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Return a context whose operators are not those of the step."""
+        self._is_paused, before = True, self._is_paused
+        try:
+            yield
         finally:
-            self._is_reading = before
+            self._is_paused = before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
-        if self._is_reading or func is torch.ops.aten.detach.default:  # recomputations detach what they save
+        if self._is_paused or func is torch.ops.aten.detach.default:  # recomputations detach what they save
             return func(*args, **kwargs)
         run = Run(is_expensive=isinstance(func, OpOverload) and has_formula(func))
         run.read = [number for tensor in _tensors((args, kwargs)) for number in self.numbers_of(tensor)]
@@ -242,7 +250,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._numbers.get(storage_id(storage))
             if number is None:
                 found.append(self._number(storage))
-            elif storage.nbytes() > self.log.sizes[number] and storage.device.type == self._device_type:
+            elif storage.nbytes() > self.log.sizes[number] and storage.device.type == self.device_type:
                 self.log.sizes[number] = storage.nbytes()
         return found
 
@@ -256,7 +264,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _number(self, storage: torch.UntypedStorage) -> int:
         key, number = storage_id(storage), len(self.log.sizes)
         self._numbers[key] = number
-        self.log.sizes.append(storage.nbytes() if storage.device.type == self._device_type else 0)
+        self.log.sizes.append(storage.nbytes() if storage.device.type == self.device_type else 0)
         self._references[key] = weakref.ref(storage, functools.partial(self._forget, key))
         return number
 

@@ -21,8 +21,8 @@ from scheduler.errors import CaptureError
 from scheduler.graph import Tensor as GraphTensor
 from scheduler.graph.operations import Role
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory
-from scheduler.pytorch.capture.kept_state import State
-from scheduler.pytorch.guards.outside_states import OutsideStates
+from scheduler.pytorch.capture.kept_state import RandomState, State
+from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.measurement.allocator import peaks_of_regions
 from scheduler.pytorch.measurement.memory import storage_sizes
@@ -88,7 +88,7 @@ def record(
         forward = step.first_forward()
         refusals: dict[tuple[str, int], str] = {}
         while True:
-            resident = step.resident(memory, forward.log)
+            resident = step.resident(memory, forward)
             tree = make_tree(type(model).__name__, forward.reading, [], resident, refusals)
             try:
                 logs = step.measure(forward, decide(tree))
@@ -98,7 +98,7 @@ def record(
                 refusals[failed.region] = f"recomputing it failed: {failed.error}"
                 continue
             steps = [StepReading(log, forward.reading) for log in logs]
-            resident = step.resident(memory, forward.log)
+            resident = step.resident(memory, forward)
             return make_tree(type(model).__name__, forward.reading, steps, resident, refusals)
 
 
@@ -144,6 +144,7 @@ class _Step:
         tensors = [tensor for tensor, _ in self._named.values()]
         devices = [tensor.device for tensor in tensors if tensor.device.type != "meta"]
         self._device = next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
+        self._generators: list[OutsideState] = []
         self._reset: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
@@ -151,6 +152,7 @@ class _Step:
         """Leave everything as it was; `_begin_run` goes back to it, too."""
         parts = [self._model, *([self._loss] if isinstance(self._loss, nn.Module) else [])]
         outside = OutsideStates(self._model, self._loss, ReadNames(self._model, self._loss)).states
+        self._generators = [one for one in outside if one.is_random]
         state = State(parts, self._given, outside, parameters=False)
         others = [one.save() for one in outside if not one.is_random]
         training = [(module, module.training) for part in parts for module in part.modules()]
@@ -182,7 +184,7 @@ class _Step:
         self._reset()
         observer = Observer([tensor for tensor, _ in self._named.values()], self._device)
         saving = Saving(observer, kept)
-        calls = Calls(observer, saving.pack)
+        calls = Calls(observer, saving.pack, self._generators)
         buffers, changing = self._buffers(observer)
         try:
             with (
@@ -295,7 +297,7 @@ class _Step:
             )
         return own, changing
 
-    def resident(self, memory: DeviceMemory, log: Log) -> list[GraphTensor]:
+    def resident(self, memory: DeviceMemory, forward: _Forward) -> list[GraphTensor]:
         """Return the resident tensors of the tree."""
         found: list[GraphTensor] = []
         seen: set[int] = set()
@@ -305,9 +307,13 @@ class _Step:
             seen |= sizes.keys()
             if size:
                 found.append(GraphTensor(name, size, role=role))
-        constants = sum(log.constants.values())
+        constants = sum(forward.log.constants.values())
         if constants:
             found.append(GraphTensor("constants", constants, role="constant"))
+        if self._device.type == "cpu":
+            # Each nested call that is recomputed holds the random states while it runs, and compares them afterwards.
+            states = (forward.calls.depth + 2) * RandomState(self._generators).size_bytes
+            found.append(GraphTensor("random states", states, role="random state"))
         if memory.accumulate_gradients:
             for number, leaf in enumerate(self._with_gradient):
                 found.append(GraphTensor(f"gradient:{number}", leaf.numel() * leaf.element_size(), role="gradient"))

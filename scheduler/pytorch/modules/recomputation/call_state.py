@@ -39,6 +39,12 @@ def cannot_be_restored(module: nn.Module) -> str:
     return ""
 
 
+def tensors_held_for(module: nn.Module) -> list[Tensor]:
+    """Return the tensors in attributes of a module and its submodules, which are kept for a recomputation."""
+    parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    return _Contents(parts).tensors()
+
+
 class CallState:
     """Random states, buffers, attributes and training flags as a call finds them.
 
@@ -224,6 +230,13 @@ class _Contents:
         self._held[id(value)] = (holder, holder.copy())
         for part in holder.values() if isinstance(holder, dict) else holder:
             self._visit(part)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors among the contents."""
+        values = [value for _, own in self._attributes for value in own.values()]
+        for _, content in self._held.values():
+            values += content.values() if isinstance(content, dict) else content
+        return [value for value in values if isinstance(value, Tensor)]
 
     def put(self) -> None:
         """Put the contents back where they differ."""
