@@ -35,8 +35,14 @@ FIRST_STEPS = 3
 class Planner(Protocol):
     """Makes plans while a module trains."""
 
-    def replan(self, plan: Plan, budget_bytes: int) -> Plan:
-        """Return the plan for the measured step of another plan within fewer bytes; may raise `BudgetTooSmallError`."""
+    def replan(self, plan: Plan, budget: int | str) -> Plan:
+        """Return the plan for the measured step of another plan within fewer bytes, or "min".
+
+        Raises
+        ------
+        BudgetTooSmallError
+            If no plan fits.
+        """
 
     def remeasure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Plan:
         """Measure a step with these arguments and return a plan for it, within the same budget."""
@@ -249,14 +255,14 @@ class ModulesModule(CheckpointedModule):
         assert self._planner is not None
         self._excess_bytes = max(self._excess_bytes, measured.excess_bytes)
         measured.excess_bytes = 0
-        budget = self._budget_bytes - self._excess_bytes
+        budget = max(0, self._budget_bytes - self._excess_bytes)
         if measured.plan.peak_bytes <= budget:
             return
         try:
             measured.plan = self._planner.replan(measured.plan, budget)
         except BudgetTooSmallError as error:
             self._log(f"the steps that follow may exceed the budget of {format_bytes(self._budget_bytes)}: {error}")
-            return
+            measured.plan = self._planner.replan(measured.plan, "min")
         measured.replay = measured.replay.with_decisions(
             decisions_of(measured.plan.graph, measured.plan.schedule), calls=_number_of_calls(measured.plan)
         )

@@ -40,7 +40,9 @@ class Replay:
         The calls that are recomputed. All others save what they save.
     calls : mapping of str to int, optional
         How many calls of each module the plan knows. Further calls follow the strictest
-        decision of the known ones. Without it, the last call with a decision is the last known one.
+        decision of the known ones; modules that it does not know follow the strictest decision of
+        modules of their class whose names differ only in numbers, such as an expert that no example of the
+        measured step reached. Without it, the last call with a decision is the last known one.
     generators : sequence of OutsideState, optional
         The random generators that the model can reach, where they are known already.
 
@@ -67,9 +69,21 @@ class Replay:
             _find_module(model, name): _PlannedCalls(found, (calls or {}).get(name, 0))
             for name, found in by_module.items()
         }
+        if calls is not None:
+            self._plan_siblings(calls)
         self._generators = _own_generators(model) if generators is None else generators
         self._changing: ChangingBuffers = {}
         self._inside: dict[nn.Module, list[nn.Module]] = {}
+
+    def _plan_siblings(self, calls: Mapping[str, int]) -> None:
+        """Let modules that have not been measured follow the decisions for others of their kind."""
+        decisions: dict[object, list[Decision]] = {}
+        for module, planned in self._planned.items():
+            decisions.setdefault(_kind(planned.name, module), []).append(planned.strictest)
+        for name, module in self.model.named_modules():
+            if name not in calls and module not in self._planned and (found := decisions.get(_kind(name, module))):
+                strictest = min(found, key=lambda decision: decision.keeps_expensive)
+                self._planned[module] = _PlannedCalls([Decision(name, 0, strictest.keeps_expensive)], 1)
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -116,6 +130,11 @@ class Replay:
         return module in self._planned
 
 
+def _kind(name: str, module: nn.Module) -> tuple[type, tuple[str, ...]]:
+    """Return what modules have in common whose names differ only in numbers."""
+    return type(module), tuple("" if part.isdigit() else part for part in name.split("."))
+
+
 class _PlannedCalls:
     """The decisions for the calls of one module, called `name`."""
 
@@ -123,10 +142,10 @@ class _PlannedCalls:
         self.name = decisions[0].module
         self._by_number = {decision.number: decision for decision in decisions}
         self._known = max(known, decisions[-1].number + 1)
-        self._strictest = min(decisions, key=lambda decision: decision.keeps_expensive)
+        self.strictest = min(decisions, key=lambda decision: decision.keeps_expensive)
 
     def decide(self, number: int) -> Decision | None:
-        return self._by_number.get(number) if number < self._known else self._strictest
+        return self._by_number.get(number) if number < self._known else self.strictest
 
 
 class _Run:

@@ -46,11 +46,11 @@ class Planner:
         self.model = model
         self.budget: int | str = "min+10%"
         self.lowered: list[LoweredTree] = []
-        self.budgets: list[int] = []
+        self.budgets: list[int | str] = []
 
-    def replan(self, plan: Plan, budget_bytes: int) -> Plan:
-        self.budgets.append(budget_bytes)
-        return plan_modules(next(one for one in self.lowered if one.graph == plan.graph), budget_bytes)
+    def replan(self, plan: Plan, budget: int | str) -> Plan:
+        self.budgets.append(budget)
+        return plan_modules(next(one for one in self.lowered if one.graph == plan.graph), budget)
 
     def remeasure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Plan:
         self.lowered.append(lower(record(self.model, args, kwargs, mean_square)))
@@ -125,14 +125,19 @@ def test_a_route_that_needs_more_than_predicted_makes_the_plan_stricter(caplog: 
 def test_a_plan_that_cannot_be_made_stricter_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     module, planner = planned(batch(8, is_short=True))
 
-    def refuse(plan: Plan, budget_bytes: int) -> Plan:
-        raise BudgetTooSmallError("no plan fits")
+    smallest = planner.replan(module.plan, "min")
+
+    def refuse(plan: Plan, budget: int | str) -> Plan:
+        if budget != "min":
+            raise BudgetTooSmallError("no plan fits")
+        return smallest
 
     planner.replan = refuse
     with caplog.at_level(logging.WARNING, logger="scheduler"):
         for _ in range(5):
             module(batch(8)).backward()
     assert caplog.text.count("no plan fits") == 1
+    assert module.plan is smallest
 
 
 def test_forward_saves_what_is_predicted() -> None:

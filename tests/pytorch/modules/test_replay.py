@@ -83,7 +83,7 @@ def test_a_call_runs_once_more_for_each_recomputed_call_around_it(
     x = torch.randn(3, 4)
     plain = step(model, None, x)
     runs.clear()
-    replay = Replay(model, [Decision(*one) for one in decisions], calls={"second.layer": 2})
+    replay = Replay(model, [Decision(*one) for one in decisions], calls={"first.1": 1, "second.layer": 2})
     with set_checkpoint_early_stop(False):
         planned = step(model, replay, x)
     assert runs == expected
@@ -105,6 +105,18 @@ def test_calls_that_the_plan_does_not_know_follow_the_strictest_decision() -> No
     model = Nested(runs)
     step(model, Replay(model, [Decision("second.layer", 0)], calls={"second.layer": 1}), torch.randn(3, 4))
     assert runs["second.layer"] == 4
+
+
+def test_modules_that_were_not_measured_follow_the_decisions_for_others_of_their_kind() -> None:
+    runs: Counter[str] = Counter()
+    model = nn.ModuleDict({"layers": nn.ModuleList(Counted(4, runs, str(i)) for i in range(3)), "head": nn.Tanh()})
+    replay = Replay(model, [Decision("layers.0", 0)], calls={"layers.0": 1, "layers.1": 1})
+    with replay.following():
+        x = torch.randn(3, 4)
+        for layer in model["layers"]:
+            x = layer(x)
+    x.sum().backward()
+    assert runs == {"0": 2, "1": 1, "2": 2}
 
 
 def test_the_model_is_left_as_it_was() -> None:

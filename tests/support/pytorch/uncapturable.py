@@ -30,7 +30,7 @@ class Case:
 def rows(seed: int, *shape: int) -> Tensor:
     """Return random numbers; the first dimension varies with the seed unless it is given."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape or (4 + seed % 5, WIDTH), generator=generator)
+    return torch.randn(shape or (64 + 16 * (seed % 5), WIDTH), generator=generator)
 
 
 def of_rows(seed: int) -> Batch:
@@ -42,7 +42,7 @@ def of_sequences(seed: int) -> Batch:
 
 
 def of_images(seed: int) -> Batch:
-    return (rows(seed, 3, 4, 8 + 4 * (seed % 3), 8),), {}
+    return (rows(seed, 3, 4, 16 + 8 * (seed % 3), 16),), {}
 
 
 def mean_square(output: Tensor) -> Tensor:
@@ -494,17 +494,17 @@ def masked_batch(seed: int) -> Batch:
 
 
 def packed_batch(seed: int) -> Batch:
-    lengths = [3 + seed % 3, 6, 2 + seed % 5]
+    lengths = [20 + seed % 3, 30, 15 + seed % 5]
     return (rows(seed, 3, max(lengths), WIDTH), lengths), {}
 
 
 def graph_batch(seed: int) -> Batch:
     x = rows(seed)
-    return (x, torch.randint(0, len(x), (2, 20), generator=torch.Generator().manual_seed(seed))), {}
+    return (x, torch.randint(0, len(x), (2, 200), generator=torch.Generator().manual_seed(seed))), {}
 
 
 def tree_batch(seed: int) -> Batch:
-    leaves = [rows(seed + i, 3, WIDTH) for i in range(5)]
+    leaves = [rows(seed + i, 30, WIDTH) for i in range(5)]
     tree: Any = leaves.pop()
     for leaf in leaves:
         tree = (tree, leaf) if seed % 2 else ((leaf, leaf), tree)
@@ -512,7 +512,7 @@ def tree_batch(seed: int) -> Batch:
 
 
 def word_batch(seed: int) -> Batch:
-    return (torch.randint(0, 50, (3, 6 + seed % 4), generator=torch.Generator().manual_seed(seed)),), {}
+    return (torch.randint(0, 50, (3, 60 + seed % 4), generator=torch.Generator().manual_seed(seed)),), {}
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -522,7 +522,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "layers dropped by item": lambda: Case(DroppedLayers(lambda: torch.rand(()).item()), of_rows, mean_square),
     "mask picks the path": lambda: Case(Mask(), masked_batch, mean_square),
     "transformer with tgt_mask": lambda: Case(
-        Translation(), lambda seed: ((rows(seed, 2, 6, WIDTH), rows(seed, 2, 3 + seed % 4, WIDTH)), {}), mean_square
+        Translation(), lambda seed: ((rows(seed, 2, 24, WIDTH), rows(seed, 2, 20 + seed % 4, WIDTH)), {}), mean_square
     ),
     "packed LSTM": lambda: Case(Packed(), packed_batch, mean_square),
     "graph with self loops": lambda: Case(Convolution(), graph_batch, mean_square),
@@ -538,7 +538,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "generators of all kinds": lambda: Case(Noisy(), of_rows, mean_square),
     "cache of keys": lambda: Case(Cached(), of_rows, lambda out: out[0].mean() + torch.stack(out[1].keys).sum()),
     "spectral norm": lambda: Case(Critic(), of_rows),
-    "forces": lambda: Case(Forces(), lambda seed: ((rows(seed, 4 + seed % 3, 3),), {})),
+    "forces": lambda: Case(Forces(), lambda seed: ((rows(seed, 40 + seed % 3, 3),), {})),
     "nested arguments": lambda: Case(
         Structured(),
         lambda seed: (({"x": [rows(seed), rows(seed)]},), {"scale": 0.5 + seed}),
@@ -548,7 +548,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "additions in place": lambda: Case(Residual(), of_images, mean_square),
     "images of several sizes": lambda: Case(
         Objects(),
-        lambda seed: (([rows(seed, 3, 6 + seed % 3, 7), rows(seed, 3, 5, 6)],), {}),
+        lambda seed: (([rows(seed, 3, 12 + seed % 3, 14), rows(seed, 3, 10, 12)],), {}),
         lambda out: torch.stack([one.square().mean() for one in out]).sum(),
     ),
     "script": lambda: Case(Scripted(), of_rows, mean_square),
