@@ -38,6 +38,17 @@ def changed_through_a_view(x: Tensor) -> Tensor:
     return positions.sum() > 10
 
 
+def changed_elsewhere(x: Tensor) -> Tensor:
+    torch.arange(4).add_(1)
+    return x.max() < 1.5
+
+
+def changed_itself(x: Tensor) -> Tensor:
+    y = x.unsqueeze(0)
+    y[0, 1:].neg_()
+    return x.max() < 1.5
+
+
 FROM_SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "positions": lambda x: (torch.arange(x.shape[1]).unsqueeze(0).diff() == 1).all(),
     "no positions": lambda x: torch.arange(x.shape[1])[-1] > 3,
@@ -52,6 +63,7 @@ FROM_ELSEWHERE: dict[str, Callable[[Tensor], Tensor]] = {
     "drawn in place": lambda x: torch.ones(3).uniform_().sum() > 1,
     "uninitialized": lambda x: torch.empty_like(torch.ones(3)).sum() > 1,
     "changed through a view": changed_through_a_view,
+    "changed argument": changed_itself,
     "filled from an argument": lambda x: torch.zeros(4).copy_(x[0]).sum() > 1,
 }
 
@@ -69,6 +81,7 @@ ON_ARGUMENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "equal": lambda x: torch.equal(x, torch.ones(2, 4)),
     "packed": lambda x: (torch.diff(x[0]) != 1).cumsum(-1)[-1] == 3,
     "largest": lambda x: x.max() < 1.5,
+    "after a change of another": changed_elsewhere,
 }
 
 

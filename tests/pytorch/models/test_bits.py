@@ -61,16 +61,22 @@ MASKS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", MASKS)
-def test_a_mask_is_read_as_eager_reads_it(name: str, precision: Precision) -> None:
+@pytest.mark.parametrize(
+    ("name", "mask", "precision"),
+    [
+        *(("hf-llama", mask, precision) for mask in ("nothing is masked", "padding") for precision in PRECISIONS),
+        ("hf-llama", "packed sequences", "bfloat16"),
+        ("hf-t5", "nothing is masked", "bfloat16"),
+    ],
+)
+def test_a_mask_is_read_as_eager_reads_it(name: str, mask: str, precision: Precision) -> None:
     """Transformers drops a mask that hides nothing, which lets another kernel compute the attention."""
-    if "hf-llama" not in model_names():
+    if name not in model_names():
         pytest.skip("transformers is not installed")
-    case = make_model("hf-llama", **SMALL["hf-llama"])
+    case = make_model(name, **SMALL[name])
     _, kwargs = case.batch(1)
     module = InPrecision(case.module, precision, case.loss)
-    check_like_autograd(module, recompute_most, ((), kwargs | MASKS[name](kwargs["input_ids"])))
+    check_like_autograd(module, recompute_most, ((), kwargs | MASKS[mask](kwargs["input_ids"])))
 
 
 class Wrapped(nn.Module):

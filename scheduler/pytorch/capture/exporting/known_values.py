@@ -10,9 +10,10 @@ calls with the same answer.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import SymInt, Tensor, nn
@@ -127,11 +128,32 @@ class Condition:
         return f"a condition on {what} was {self.answer} when the plan was made, is {answer}"
 
 
+class _Known(NamedTuple):
+    """What is known of a tensor.
+
+    Attributes
+    ----------
+    tensor : Tensor
+        Must live, because it is found by its identity.
+    origin : _Input or _Result
+    memory : frozenset of int
+        Numbers that it shares with all tensors that may share memory with it.
+    """
+
+    tensor: Tensor
+    origin: _Origin
+    memory: frozenset[int]
+
+
+_ARGUMENTS = 0
+"""The number for the memory of all arguments: they may be views of each other."""
+
+
 class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answer what reads the values of tensors that were computed from no tensor but known ones.
 
-    Any change in place makes all values unknown: the tensor that is changed may be a view of a
-    known one. Of values that depend on arguments, only answers to conditions are given.
+    A change of a known tensor in place makes it and its views unknown. What is a view of a known
+    tensor is known itself. Of values that depend on arguments, only answers to conditions are given.
 
     Parameters
     ----------
@@ -151,8 +173,9 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._given = given
         self._names = names
         self._values = _Values([tensor.detach() for tensor in given], None)
-        self._known: dict[int, tuple[Tensor, _Origin]] = {}
-        """By identity of a tensor: the tensor, which must live, and where it came from."""
+        self._known: dict[int, _Known] = {}
+        """By identity of a tensor."""
+        self._memories = itertools.count(_ARGUMENTS + 1)
         self.conditions: list[Condition] = []
 
     @contextlib.contextmanager
@@ -172,15 +195,14 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known.clear()
         for position, (tensor, given) in enumerate(zip(tensors, self._given, strict=False)):
             if not (given.requires_grad or is_fake(given) or given.device.type == "meta"):
-                self._known[id(tensor)] = tensor, _Input(position)
+                self._known[id(tensor)] = _Known(tensor, _Input(position), frozenset({_ARGUMENTS}))
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
         kwargs = kwargs or {}
-        if schema_of(func).is_mutable:
-            self._known.clear()
         leaves = tree_leaves((args, kwargs))
+        self._forget(_changed(func, args, kwargs))
         has_inputs = any(isinstance(leaf, Tensor) for leaf in leaves)
         call = self._call(func, args, kwargs)
         if call is not None and has_inputs and torch.Tag.data_dependent_output in func.tags:
@@ -191,10 +213,19 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return value
         result = func(*args, **kwargs)
         if call is not None and _has_value(func, has_inputs=has_inputs):
+            memory = self._memory_of(leaves) if _shares_memory(func) else frozenset({next(self._memories)})
             for position, leaf in enumerate(tree_leaves(result)):
                 if isinstance(leaf, Tensor):
-                    self._known[id(leaf)] = leaf, _Result(call, position)
+                    self._known[id(leaf)] = _Known(leaf, _Result(call, position), memory)
         return result
+
+    def _memory_of(self, leaves: Sequence[object]) -> frozenset[int]:
+        return frozenset().union(*(self._known[id(leaf)].memory for leaf in leaves if id(leaf) in self._known))
+
+    def _forget(self, changed: Sequence[object]) -> None:
+        """Forget what may share memory with tensors that are changed in place."""
+        if memory := self._memory_of(changed):
+            self._known = {key: known for key, known in self._known.items() if not known.memory & memory}
 
     def _note(self, call: _Call, value: object) -> None:
         if call.inputs or call.is_symbolic:
@@ -205,12 +236,25 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         leaves = tree_leaves((args, kwargs))
         if any(id(leaf) not in self._known if isinstance(leaf, Tensor) else _is_unknown(leaf) for leaf in leaves):
             return None
-        origins = [self._known[id(leaf)][1] for leaf in leaves if isinstance(leaf, Tensor)]
+        origins = [self._known[id(leaf)].origin for leaf in leaves if isinstance(leaf, Tensor)]
         calls = [origin.call for origin in origins if isinstance(origin, _Result)]
         inputs = {origin.position for origin in origins if isinstance(origin, _Input)}.union(*(c.inputs for c in calls))
         is_symbolic = any(isinstance(leaf, SymInt) for leaf in leaves) or any(c.is_symbolic for c in calls)
-        args, kwargs = tree_map_only(Tensor, lambda tensor: self._known[id(tensor)][1], (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, lambda tensor: self._known[id(tensor)].origin, (args, kwargs))
         return _Call(func, args, kwargs, frozenset(inputs), is_symbolic)
+
+
+def _changed(operator: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
+    """Return the arguments of a call that it changes in place."""
+    arguments = schema_of(operator).arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | {**kwargs}
+    return tree_leaves([given.get(argument.name) for argument in arguments if argument.is_write])
+
+
+def _shares_memory(operator: OpOverload) -> bool:
+    """Return whether the results of an operator may share memory with its arguments."""
+    schema = schema_of(operator)
+    return "view" in schema.name or any(value.alias_info is not None for value in schema.returns)
 
 
 def _is_unknown(leaf: object) -> bool:
