@@ -111,7 +111,8 @@ def checkpointed(
         With `on_mismatch="plan"`: the number of plans that are kept. The first always is; of
         the others, the least recently used is dropped first.
     costs : "measured" or "flops"
-        As for `trace`; used only if a budget is given.
+        As for `trace`; used only if a budget is given. Times of further sizes of a planned step
+        are scaled from those of the first by FLOPs and bytes, not measured.
     reserve, optimizer, accumulate_gradients
         As for `trace`; only with a budget, because a plan contains them. A plan made for
         existing gradients may run without them, and then needs less memory; another plan that
