@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,16 +13,17 @@ from typing import Protocol, Unpack
 import torch
 from torch import Tensor, nn
 
-from scheduler.errors import BudgetTooSmallError, InvalidOptionError
+from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import Signature, read_arguments
 from scheduler.pytorch.execute.guards import CallKey
 from scheduler.pytorch.execute.module import MAX_SHAPES, CheckpointedModule, ModuleSettings
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
 from scheduler.pytorch.measurement.step_peaks import AllocatorPeak
+from scheduler.pytorch.modules.calls import Decision
 from scheduler.pytorch.modules.lowering import decisions_of
 from scheduler.pytorch.modules.regions import Kind
-from scheduler.pytorch.modules.replay import Replay, is_following
+from scheduler.pytorch.modules.replay import Replay, find_module, is_following
 from scheduler.pytorch.torch_private import pytree
 from scheduler.pytorch.torch_private.modules import is_compiled, submodules_of
 from scheduler.units import format_bytes
@@ -32,16 +34,20 @@ FIRST_STEPS = 3
 """How many steps of a plan are compared with the prediction on the CPU, where it takes time to measure them."""
 
 
+MOST_ROUTES = 4
+"""How many routes through the model are measured for calls of one size."""
+
+
 class Planner(Protocol):
     """Makes plans while a module trains."""
 
     def replan(self, plan: Plan, budget: int | str) -> Plan:
-        """Return the plan for the measured step of another plan within fewer bytes, or "min".
+        """Return the plan for the measured step of another plan within another budget.
 
         Raises
         ------
-        BudgetTooSmallError
-            If no plan fits.
+        BudgetTooSmallError, OutOfTimeError
+            If no plan fits, or none is found in time.
         """
 
     def remeasure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Plan:
@@ -82,16 +88,58 @@ class CallSize:
         )
 
 
-@dataclass
 class _Measured:
-    """A measured call, the plan that was made for it, and how it has done so far."""
+    """A measured call, the plans that were made for it, and how its steps have done so far.
 
-    size: CallSize
-    plan: Plan
-    replay: Replay
-    steps: int = 0
-    excess_bytes: int = 0
-    """What a step needed beyond the prediction, to be acted upon before the next one."""
+    Parameters
+    ----------
+    size : CallSize
+    plan : Plan
+    replay : Replay
+        Of the model, with any decisions.
+
+    Attributes
+    ----------
+    plans : list of Plan
+        One for each route through the model that has been measured. Together they say what is
+        recomputed: a call follows the strictest of them.
+    steps : int
+        Those that have been watched since the last change.
+    excess_bytes : int
+        The most that a step needed beyond what was predicted.
+    has_exceeded : bool
+        Whether the last step needed more than the budget.
+    """
+
+    def __init__(self, size: CallSize, plan: Plan, replay: Replay) -> None:
+        self.size = size
+        self.plans: list[Plan] = []
+        self._replay = replay
+        self.follow([plan])
+        self.excess_bytes = 0
+        self.has_exceeded = False
+
+    def follow(self, plans: Sequence[Plan]) -> None:
+        """Follow these plans from now on."""
+        self.plans = [*plans]
+        self.steps = 0
+        self.bind(self._replay)
+
+    def bind(self, replay: Replay) -> None:
+        """Follow the plans with the model of another replay."""
+        calls: Counter[str] = Counter()
+        decisions: dict[tuple[str, int], Decision] = {}
+        for plan in self.plans:
+            calls |= number_of_calls(plan)
+            for decision in decisions_of(plan.graph, plan.schedule):
+                key = (decision.module, decision.number)
+                decisions[key] = min(decision, decisions.get(key, decision))  # one that keeps nothing comes first
+        self._replay = self.replay = replay.with_decisions(decisions.values(), calls=calls)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest peak that is predicted."""
+        return max(plan.peak_bytes for plan in self.plans)
 
 
 class ModulesModule(CheckpointedModule):
@@ -136,13 +184,10 @@ class ModulesModule(CheckpointedModule):
             raise InvalidOptionError('a plan of granularity "modules" must be given, got None')
         self._planner = planner
         self._budget_bytes = plan.budget_bytes
-        self._excess_bytes = 0
         self._logged: set[str] = set()
-        calls = _number_of_calls(plan)
-        replay = Replay(module, decisions_of(plan.graph, plan.schedule), calls=calls)
-        self._measured = [_Measured(self._size(read_arguments(args, kwargs)), plan, replay)]
-        self._classes = {name: type(module.get_submodule(name)) for name in calls}
-        self._links = _links(module, calls)
+        self._measured = [_Measured(self._size(read_arguments(args, kwargs)), plan, Replay(module, ()))]
+        self._classes = {name: type(find_module(module, name)) for name in number_of_calls(plan)}
+        self._links = _links(module, self._classes)
 
     def difference(self, call: CallKey, inputs: Sequence[Tensor]) -> str:
         """Return why the plan does not cover a call: other modules, or larger arguments that cannot be measured."""
@@ -175,9 +220,9 @@ class ModulesModule(CheckpointedModule):
         if is_following():
             return self.run_plain(args, kwargs)
         measured = self._find_measured(args, kwargs)
-        if measured.excess_bytes:
-            self._tighten(measured)
-        self.plan = measured.plan
+        if measured.has_exceeded:
+            self._tighten(measured, args, kwargs)
+        self.plan = measured.plans[-1]
         if self._planner is None or any(map(is_compiled, self.module.modules())):
             return self._follow(measured, args, kwargs)
         device = next((tensor.device for tensor in (*self.module.parameters(), *inputs)), _CPU)
@@ -212,65 +257,66 @@ class ModulesModule(CheckpointedModule):
             assert self._planner is not None  # or `difference` has said what differs
             plan = self._planner.remeasure(args, kwargs)
             _LOG.info("a call with tensors of %s was measured: %s", [*size.shapes], plan)
-            found = _Measured(size, plan, self._replay_of(plan))
-            if self._excess_bytes:
-                self._tighten(found)
+            found = _Measured(size, plan, Replay(self.module, ()))
+            self._classes |= {name: type(find_module(self.module, name)) for name in number_of_calls(plan)}
+            self._links = _links(self.module, self._classes)
         self._measured.append(found)
         del self._measured[:-MAX_SHAPES]
         return found
 
     def _follow_changes(self) -> None:
-        """Find the modules of the plan anew, or forget all plans if there are others now."""
+        """Find the modules of the plans anew, or forget all plans if there are others now."""
         if self.state_difference():
             self._measured.clear()
-            return
+            self._classes.clear()
         self._links = _links(self.module, self._classes)
+        replay = Replay(self.module, ())
         for measured in self._measured:
-            measured.replay = self._replay_of(measured.plan)
-
-    def _replay_of(self, plan: Plan) -> Replay:
-        return Replay(self.module, decisions_of(plan.graph, plan.schedule), calls=_number_of_calls(plan))
+            measured.bind(replay)
 
     def _plans_anew(self) -> bool:
         """Return whether a plan may be made for other modules."""
         return self._planner is not None and self.on_mismatch == "plan"
 
     def _compare_peak(self, measured: _Measured, found: int) -> None:
-        predicted = measured.plan.peak_bytes - measured.plan.graph.resident_bytes
+        predicted = max(plan.peak_bytes - plan.graph.resident_bytes for plan in measured.plans)
         self._note(measured, found - predicted, f"a step needed {format_bytes(found)} beyond its resident tensors")
 
     def _compare_saved(self, measured: _Measured, found: int) -> None:
-        predicted = measured.plan.simulation.saved_bytes
+        predicted = max(plan.simulation.saved_bytes for plan in measured.plans)
         self._note(measured, found - predicted, f"a forward left {format_bytes(found)} in memory")
 
     def _note(self, measured: _Measured, excess_bytes: int, what: str) -> None:
         """Remember that a step needed more than predicted, if the budget does not have as much to spare."""
-        if measured.plan.peak_bytes + excess_bytes <= self._budget_bytes:
-            return
-        measured.excess_bytes = excess_bytes
-        self._log(f"{what}, {format_bytes(excess_bytes)} more than predicted")
+        if excess_bytes > measured.excess_bytes and measured.peak_bytes + excess_bytes > self._budget_bytes:
+            measured.excess_bytes, measured.has_exceeded = excess_bytes, True
+            self._log("predicted", f"{what}, {format_bytes(excess_bytes)} more than predicted")
 
-    def _tighten(self, measured: _Measured) -> None:
-        """Give a measured call a plan that keeps the budget although its steps need more than predicted."""
+    def _tighten(self, measured: _Measured, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Follow stricter plans, because a step needed more than predicted.
+
+        If there are none, the model may have taken another route than in the steps that were
+        measured, so the step that comes is measured too.
+        """
         assert self._planner is not None
-        self._excess_bytes = max(self._excess_bytes, measured.excess_bytes)
-        measured.excess_bytes = 0
-        budget = max(0, self._budget_bytes - self._excess_bytes)
-        if measured.plan.peak_bytes <= budget:
-            return
+        measured.has_exceeded = False
+        budget = max(0, self._budget_bytes - measured.excess_bytes)
         try:
-            measured.plan = self._planner.replan(measured.plan, budget)
-        except BudgetTooSmallError as error:
-            self._log(f"the steps that follow may exceed the budget of {format_bytes(self._budget_bytes)}: {error}")
-            measured.plan = self._planner.replan(measured.plan, "min")
-        measured.replay = measured.replay.with_decisions(
-            decisions_of(measured.plan.graph, measured.plan.schedule), calls=_number_of_calls(measured.plan)
-        )
-        measured.steps = 0
+            plans = [
+                plan if plan.peak_bytes <= budget else self._planner.replan(plan, budget) for plan in measured.plans
+            ]
+        except (BudgetTooSmallError, OutOfTimeError) as error:
+            self._log("stricter", f"a step may exceed the budget of {format_bytes(self._budget_bytes)}: {error}")
+            plans = [self._planner.replan(plan, "min") for plan in measured.plans]
+            if len(plans) < MOST_ROUTES:
+                with contextlib.suppress(BudgetTooSmallError, OutOfTimeError):
+                    plans.append(self._planner.remeasure(args, kwargs))
+                    measured.excess_bytes = 0
+        measured.follow(plans)
 
-    def _log(self, text: str) -> None:
-        if text not in self._logged:
-            self._logged.add(text)
+    def _log(self, cause: str, text: str) -> None:
+        if cause not in self._logged:
+            self._logged.add(cause)
             _LOG.warning("%s: %s", type(self.module).__name__, text)
 
     def _size(self, call: tuple[Signature, Sequence[Tensor]]) -> CallSize:
@@ -286,7 +332,7 @@ class ModulesModule(CheckpointedModule):
 _CPU = torch.device("cpu")
 
 
-def _number_of_calls(plan: Plan) -> Counter[str]:
+def number_of_calls(plan: Plan) -> Counter[str]:
     """Return how many calls of each module the planned step has."""
     return Counter(one.layer for one in plan.graph.operations if one.kind == Kind.CHECKPOINT.value)
 

@@ -59,15 +59,15 @@ class ModulePlanner:
         self._measured[plan.graph.digest] = lowered
         return plan
 
-    def replan(self, plan: Plan, budget_bytes: int) -> Plan:
-        """Return the plan for the measured step of another plan within fewer bytes.
+    def replan(self, plan: Plan, budget: int | str) -> Plan:
+        """Return the plan for the measured step of another plan within another budget.
 
         Raises
         ------
         BudgetTooSmallError, OutOfTimeError
             As for `make_plan`.
         """
-        return self._plan(self._measured[plan.graph.digest], budget_bytes)
+        return self._plan(self._measured[plan.graph.digest], budget)
 
     def _measure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> CallTree:
         memory = self.read_memory()

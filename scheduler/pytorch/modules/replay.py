@@ -66,7 +66,7 @@ class Replay:
         for decision in sorted(self.decisions):
             by_module.setdefault(decision.module, []).append(decision)
         self._planned = {
-            _find_module(model, name): _PlannedCalls(found, (calls or {}).get(name, 0))
+            find_module(model, name): _PlannedCalls(found, (calls or {}).get(name, 0))
             for name, found in by_module.items()
         }
         if calls is not None:
@@ -291,7 +291,8 @@ def _own_generators(model: nn.Module) -> list[OutsideState]:
     return [state for state in states if state.is_random]
 
 
-def _find_module(model: nn.Module, name: str) -> nn.Module:
+def find_module(model: nn.Module, name: str) -> nn.Module:
+    """Return the module of a qualified name, or raise an `ExecutionError`."""
     try:
         return model.get_submodule(name)
     except AttributeError:

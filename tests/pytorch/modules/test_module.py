@@ -44,7 +44,7 @@ class Planner:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.budget: int | str = "min+10%"
+        self.budget: int | str = "min"
         self.lowered: list[LoweredTree] = []
         self.budgets: list[int | str] = []
 
@@ -57,13 +57,14 @@ class Planner:
         return plan_modules(self.lowered[-1], self.budget)
 
 
-def planned(x: Tensor, **settings: object) -> tuple[ModulesModule, Planner]:
+def planned(x: Tensor, budget: str = "min+10%") -> tuple[ModulesModule, Planner]:
     torch.manual_seed(0)
     model = Blocks()
     planner = Planner(model)
+    planner.budget = budget
     plan = planner.remeasure((x,), {})
     planner.budget = plan.budget_bytes
-    return ModulesModule(model, (x,), {}, plan=plan, planner=planner, loss=mean_square, **settings), planner
+    return ModulesModule(model, (x,), {}, plan=plan, planner=planner, loss=mean_square), planner
 
 
 def test_a_step_equals_the_plain_one() -> None:
@@ -94,7 +95,7 @@ def test_calls_that_are_not_larger_follow_the_plan() -> None:
 
 def test_a_larger_call_is_measured_before_it_runs() -> None:
     module, planner = planned(batch(6))
-    planner.budget = "min+10%"
+    planner.budget = "min"
     module(batch(9)).backward()
     module(batch(8)).backward()
     module(batch(6)).backward()
@@ -112,7 +113,7 @@ def test_without_a_planner_a_larger_call_differs_from_the_plan() -> None:
 
 
 def test_a_route_that_needs_more_than_predicted_makes_the_plan_stricter(caplog: pytest.LogCaptureFixture) -> None:
-    module, planner = planned(batch(8, is_short=True))
+    module, planner = planned(batch(8, is_short=True), "min")
     first = module.plan
     with caplog.at_level(logging.WARNING, logger="scheduler"):
         for _ in range(3):
@@ -123,7 +124,7 @@ def test_a_route_that_needs_more_than_predicted_makes_the_plan_stricter(caplog: 
 
 
 def test_a_plan_that_cannot_be_made_stricter_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    module, planner = planned(batch(8, is_short=True))
+    module, planner = planned(batch(8, is_short=True), "min")
 
     smallest = planner.replan(module.plan, "min")
 
