@@ -51,7 +51,8 @@ def trace(
     ----------
     model : nn.Module
     args, kwargs
-        The arguments of one call. Another batch of the same shapes gives the same graph.
+        The arguments of one call. Another batch of the same shapes gives the same graph, unless
+        the code branches on its values.
     loss : callable, optional
         Computes the scalar loss from the model's outputs. Without it, the graph includes the
         outputs and their incoming gradients, but not what the caller computes from them.

@@ -76,7 +76,8 @@ def export_joint(
     module : nn.Module
         Left as it was: buffers, gradients, random state and attributes.
     args, kwargs
-        Its arguments; only shapes, strides, dtypes and the values of non-tensors count.
+        Its arguments; shapes, strides, dtypes and the values of non-tensors count, and conditions on
+        the values of tensors on which the code branches.
     loss : callable or None
         Applied to the outputs.
 
