@@ -1,12 +1,12 @@
 """Plan and train PyTorch models within a memory budget.
 
->>> from scheduler.pytorch import backend, checkpointed, max_batch, measure, profile_layers, trace
+>>> from scheduler.pytorch import backend, checkpointed, max_batch, measure, plan_step, trace
 
 - `trace` captures a model's training step as a graph of operations; `profile_layers` measures a
   model layer by layer.
-- `checkpointed` returns a module that trains a model within a budget; `backend` does the same
-  under `torch.compile`; `max_batch` finds the largest batch that fits a budget; `plan_lengths`
-  makes the plans of further lengths before training.
+- `checkpointed` returns a module that trains a model within a budget; `plan_step` returns its
+  plan alone; `backend` does the same under `torch.compile`; `max_batch` finds the largest batch
+  that fits a budget; `plan_lengths` makes the plans of further lengths before training.
 - `measure` measures the memory, FLOPs and time of a step; `training_step` makes a step to
   measure, and `resident_tensors` lists the tensors that it holds throughout.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from scheduler.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from scheduler.pytorch.checkpointing import checkpointed
+    from scheduler.pytorch.checkpointing import checkpointed, plan_step
     from scheduler.pytorch.compile.backend import backend
     from scheduler.pytorch.execute.lengths import plan_lengths
     from scheduler.pytorch.largest_batch import max_batch
@@ -34,6 +34,7 @@ __all__ = [
     "max_batch",
     "measure",
     "plan_lengths",
+    "plan_step",
     "profile_layers",
     "resident_tensors",
     "trace",
@@ -46,6 +47,7 @@ _MODULES = {
     "max_batch": "largest_batch",
     "measure": "measurement.memory",
     "plan_lengths": "execute.lengths",
+    "plan_step": "checkpointing",
     "profile_layers": "layerwise.profiling",
     "resident_tensors": "measurement.memory",
     "trace": "tracing",

@@ -2,7 +2,7 @@
 
 `checkpointed` makes a `PlanRequest`, which one of the routes at the end of this file turns into
 a module: by operations, by modules or by layers. Calls that the first plan does not cover take the
-same way.
+same way. `plan_step` returns the plan alone.
 """
 
 from __future__ import annotations
@@ -176,6 +176,48 @@ def checkpointed(
         make = functools.partial(_build_module, replace(request, on_mismatch="error"))
         others = OtherPlans(make, max_shapes=max_shapes)
     return _build_module(request, args, kwargs, others)
+
+
+class PlanOptions(SolveOptions, total=False):
+    """The options of `checkpointed` that a plan depends on."""
+
+    loss: Callable[..., Tensor] | None
+    granularity: str
+    costs: Costs
+    reserve: int | str
+    optimizer: Optimizer | None
+    accumulate_gradients: bool
+    progress: Callable[[TracingProgress | SearchProgress], None] | None
+
+
+def plan_step(
+    model: nn.Module | Sequence[Callable[..., object]],
+    budget: int | str,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    **options: Unpack[PlanOptions],
+) -> Plan:
+    """Return the plan that `checkpointed` makes, at any granularity.
+
+    It is for a file, or for several processes that follow one plan: `checkpointed` takes it in
+    place of a budget.
+
+    Parameters
+    ----------
+    model, budget, args, kwargs
+        As for `checkpointed`.
+    **options
+        `loss`, `granularity`, `costs`, `reserve`, `optimizer`, `accumulate_gradients`, `progress`,
+        and options for `make_plan`, as for `checkpointed`.
+
+    Raises
+    ------
+    CaptureError, InvalidBudgetError, BudgetTooSmallError, InvalidOptionError
+        As for `checkpointed`.
+    """
+    plan = checkpointed(model, budget, args, kwargs, **options).plan
+    assert plan is not None  # a module without one is never built here
+    return plan
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

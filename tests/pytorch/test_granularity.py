@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from scheduler import Plan
 from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidOptionError, PlanMismatchError
-from scheduler.pytorch import checkpointed
+from scheduler.pytorch import checkpointed, plan_step
 from scheduler.pytorch.execute.runner import CapturedModule
 from scheduler.pytorch.modules.module import ModulesModule
 from tests.support.pytorch.regression import mean_square
@@ -95,6 +95,18 @@ def test_a_finished_plan_by_modules_is_followed_from_its_file(tmp_path):
     assert isinstance(module, ModulesModule)
     assert module.plan == made
     assert module.verify(make_batch()).is_equal
+
+
+def test_a_plan_alone_is_made_at_any_granularity():
+    captured = plan_step(make_model(branches=False), "80%", (make_batch(),), loss=mean_square, costs="flops")
+    assert captured.granularity == "operations"
+    layers = plan_step([nn.Linear(WIDTH, WIDTH), nn.Tanh()], "100%", (make_batch(),), loss=mean_square)
+    assert layers.granularity == "layers"
+    model = make_model(branches=True)
+    with pytest.warns(UserWarning, match="planned by modules"):
+        plan = plan_step(model, "min+50%", (make_batch(),), loss=mean_square)
+    assert plan.granularity == "modules"
+    assert checkpointed(model, plan, (make_batch(),), loss=mean_square).plan == plan
 
 
 def test_a_plan_of_another_granularity_is_no_plan_by_modules():
