@@ -235,7 +235,7 @@ class Machine:
 
     A storage is freed when nothing holds it: Python, during the pass that allocated it; a segment
     that saved it, until its backward; a region whose argument it is, until the region's
-    backward has ended; the user, to the end.
+    backward has ended; the user, to the end. What a region copies is held from its first run on.
     """
 
     def __init__(self, tree: CallTree, regions: Regions) -> None:
@@ -272,7 +272,6 @@ class Machine:
                 if self.tree.calls[c].start == i:
                     self._enter(c, known, is_direct=not any(_is_inside(self.tree, c, other) for other in around))
             self._forward(root, i, around, known)
-            self._let_go({("entering", i)})
             for s, storage in enumerate(self.tree.storages):
                 if storage.dies <= i and s in known:
                     known[s].reasons.discard(("python", self.passes))
@@ -280,9 +279,9 @@ class Machine:
         self._let_go({("python", self.passes)})
 
     def _enter(self, c: int, known: dict[int, _Copy], *, is_direct: bool) -> None:
-        call = self.tree.calls[c]
-        reason = ("region", c) if is_direct else ("entering", call.start)
-        self.copies.append(_Copy(call.copied_bytes, {reason}))
+        call, reason = self.tree.calls[c], ("region", c)
+        if self.passes == 1:
+            self.copies.append(_Copy(call.copied_bytes, {reason}))
         if is_direct:
             self.arguments[c] = {s: known[s] for s in call.inputs}
             for copy in self.arguments[c].values():

@@ -251,14 +251,13 @@ class _Counter:
         return conditions
 
     def add_copies(self) -> None:
-        """Add the buffers and random states that regions copied."""
-        i, root = self.point.segment, self.point.root
+        """Add the buffers and random states that regions copied in their first run."""
+        root = self.point.root
+        last = self.stop - 1 if self.is_forward and root != OUTSIDE else self.last
         for c, call in enumerate(self.tree.calls):
-            if not call.copied_bytes or c not in self.points.candidates or call.start > self.last:
-                continue
-            begins = self.is_forward and call.start == i and self.layout.is_inside(c, root)
-            condition = Condition(frozenset([Literal(c)]), _NOTHING) if begins else self.entered[c]
-            self.add([condition], call.copied_bytes)
+            if call.copied_bytes and c in self.points.candidates and call.start <= last:
+                condition = _ALWAYS if c == root else Condition(frozenset([Literal(c)]), _NOTHING)
+                self.add([condition], call.copied_bytes)
 
     def add_run(self) -> None:
         """Add what the run itself needs, and the gradients that are live."""

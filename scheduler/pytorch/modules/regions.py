@@ -235,7 +235,7 @@ class _Executor:
             freed: list[TensorKey] = []
             for c in layout.starting[i]:
                 if c in inner:
-                    self._enter(c, inner[0] == c, root, start, held, freed)
+                    self._enter(c, inner[0] == c, root, start, held)
             kind = self._kind(root, i, inner)
             if kind in (Kind.SAVING, Kind.FROM_KEPT):
                 self.until_backward[i] += [(Part.SAVED, g, i) for g in layout.saved[i]]
@@ -250,18 +250,18 @@ class _Executor:
                 ]
             self.execution.add((kind, i), *freed, (Part.END, i, -1), root=root)
 
-    def _enter(self, c: int, is_direct: bool, root: int, start: int, held: set[int], freed: list[TensorKey]) -> None:
-        """Begin a region in a pass: unless another region is around it, it holds its inputs until its backward."""
+    def _enter(self, c: int, is_direct: bool, root: int, start: int, held: set[int]) -> None:
+        """Begin a region in a pass: unless another region is around it, it holds its inputs until its backward.
+
+        What it copied is held from its first run on, whatever is around it: the hooks of what autograd
+        saved in it hold the region itself.
+        """
         call = self.layout.tree.calls[c]
-        if not is_direct and root != OUTSIDE and not call.copied_bytes:
-            return
-        kind = Kind.KEEPING_CHECKPOINT if self.regions[c] else Kind.CHECKPOINT
-        self.execution.add((kind, c))
-        copies = (Part.COPIES, c, -1)
+        if root == OUTSIDE:
+            self.execution.add((Kind.KEEPING_CHECKPOINT if self.regions[c] else Kind.CHECKPOINT, c))
+            self.until_backward[call.start].append((Part.COPIES, c, -1))
         if not is_direct:
-            freed.append(copies)
             return
-        self.until_backward[call.start].append(copies)
         for g in self.layout.held[c]:
             if g not in held and self.layout.groups[g].born >= start:
                 held.add(g)
