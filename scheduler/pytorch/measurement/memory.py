@@ -20,7 +20,7 @@ from scheduler.pytorch.measurement.allocator import Step, allocator_peak
 from scheduler.pytorch.measurement.flop_formulas import count_flops
 from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
 from scheduler.pytorch.torch_private.pytree import tree_leaves
-from scheduler.pytorch.torch_private.tensors import storage_id
+from scheduler.pytorch.torch_private.tensors import parts_of, storage_id, storage_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._see(leaf.untyped_storage())
+                for storage in storages_of(leaf):
+                    self._see(storage)
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return result
 
@@ -133,6 +134,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         self.flops += count_flops(func, args, kwargs, result)
         return result
+
+
+def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """Return the storages of a tensor of any layout."""
+    own = storage_of(tensor)
+    return [own] if own is not None else [storage for part in parts_of(tensor) for storage in storages_of(part)]
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

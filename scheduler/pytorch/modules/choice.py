@@ -26,6 +26,7 @@ from scheduler.schedule import Compute
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
+from scheduler.solvers.integer_program import TimeIsUpError
 from scheduler.solvers.smallest_peak import SHARE_OF_TIME
 
 SEARCH_SPACE = "modules"
@@ -33,10 +34,7 @@ _STEPS = 500
 """The smallest peak is searched to within the distance from the floor to the save-everything peak over this."""
 _TOLERANCE = 1e-9
 """Relative error of bounds in bytes."""
-_FIRST_GAP = 0.02
-"""The gap of the first answers, which only show the points that matter."""
 _MOST_BY_HAND = 3
-_MOST_RELAXED = 6
 _MOST_POINTS = 8
 """Points that are added between two solutions."""
 
@@ -212,10 +210,9 @@ class Chooser:
             self._note(found, candidate, budget_bytes)
         program = self._program(budget_bytes, deadline)
         self._add(program, self.plain, budget_bytes)
-        current = max(gap, _FIRST_GAP)
         while not self._is_done(found, gap) and not deadline.passed:
             self.rounds += 1
-            result, regions = program.minimize(deadline, absolute_gap=current * self.plain.time)
+            result, regions = program.minimize(deadline, absolute_gap=gap * self.plain.time)
             if result.infeasible:
                 found.infeasible = True
                 break
@@ -224,13 +221,8 @@ class Chooser:
                 break
             candidate = self.candidate(regions)
             self._note(found, candidate, budget_bytes)
-            if self._add(program, candidate, budget_bytes):
-                continue
-            if candidate is found.best:
-                found.best = self._relaxed(candidate, budget_bytes)
-            if current == gap:
+            if not self._add(program, candidate, budget_bytes):
                 break
-            current = gap
         return found
 
     def smallest(self, *, step: int, deadline: Deadline, starts: Iterable[Candidate] = ()) -> Found:
@@ -254,37 +246,6 @@ class Chooser:
             if not self._add(program, candidate, reached):
                 break
         return found
-
-    def _relaxed(self, best: Candidate, budget_bytes: int) -> Candidate:
-        """Spend what is left of a budget, decision by decision."""
-        is_better = True
-        while is_better:
-            is_better = False
-            for regions in self._relaxations(best.regions, budget_bytes - best.peak_bytes):
-                candidate = self.candidate(regions)
-                if candidate.peak_bytes <= budget_bytes and candidate.time < best.time:
-                    best, is_better = candidate, True
-                    break
-        return best
-
-    def _relaxations(self, regions: Regions, spare_bytes: int) -> list[Regions]:
-        """Return choices that are faster by one decision and may need only the spare bytes, the fastest first.
-
-        A call is recomputed no longer, or only a call in it is, or it keeps expensive results.
-        """
-        times, savings, saved_bytes = self.options.times, self.options.savings, self.options.saved_bytes
-        found: list[tuple[float, Regions]] = []
-        for c in (c for c, keeps in regions.items() if not keeps):
-            others = {other: keeps for other, keeps in regions.items() if other != c}
-            inside = [d for d in times if self.layout.is_inside(d, c)]
-            if saved_bytes[c] <= spare_bytes:
-                found.append((times[c], others))
-            elif others.keys().isdisjoint([*inside, *self.layout.ancestors[c]]):
-                parts = [d for d in inside if saved_bytes[c] - saved_bytes[d] <= spare_bytes and times[d] < times[c]]
-                found += [(times[c] - times[d], {**others, d: False}) for d in parts]
-                if c in savings and self.options.kept_bytes[c] <= spare_bytes:
-                    found.append((savings[c], {**others, c: True}))
-        return [relaxed for _, relaxed in sorted(found, key=lambda entry: -entry[0])[:_MOST_RELAXED]]
 
     @cached_property
     def by_hand(self) -> list[Candidate]:
@@ -324,6 +285,9 @@ class Chooser:
                 for other in chosen
             ):
                 chosen.append(point)
-        for point in chosen:
-            program.add(point)
+        try:
+            for point in chosen:
+                program.add(point)
+        except TimeIsUpError:
+            return False
         return bool(chosen)

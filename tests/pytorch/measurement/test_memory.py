@@ -137,3 +137,13 @@ def test_steps_take_turns_when_they_are_timed():
     assert measure_times({"a": lambda: None}, 2, clock=lambda: next(ticks)) == {"a": [0.5, 0.5]}
     with pytest.raises(InvalidOptionError, match="repeats"):
         measure(lambda: None, repeats=0)
+
+
+def test_the_parts_of_a_sparse_tensor_count() -> None:
+    embedding, words = nn.Embedding(10, 4, sparse=True), torch.tensor([1, 2])
+    output = embedding(words)
+    tracker = StorageTracker([*embedding.parameters(), words])
+    with tracker:
+        output.sum().backward()
+    assert embedding.weight.grad.is_sparse
+    assert tracker.live_bytes >= 2 * 8 + 2 * 4 * 4
