@@ -27,6 +27,20 @@ MIN_EXPLANATION_SECONDS, MAX_EXPLANATION_SECONDS = 0.3, 2.0
 TRAINING_GAP = 0.005
 """The gap at which a search ends where a model is about to be trained; `solve` by itself searches on."""
 
+MOST_SECONDS_BEFORE_TRAINING = 20.0
+
+
+def training_time_limit(graph: Graph) -> float:
+    """Return how many seconds the search for a plan takes at most where a model is about to be trained.
+
+    They grow with the step, of which training takes many: 4 s and the time of five steps, and no
+    more than 20 s. If the graph's times are not in seconds, they are 20 s.
+    """
+    if graph.time_unit != "s":
+        return MOST_SECONDS_BEFORE_TRAINING
+    step = math.fsum(graph.operations[i].time for i in graph.index.defaults)
+    return min(4.0 + 5.0 * step, MOST_SECONDS_BEFORE_TRAINING)
+
 
 class SolveOptions(TypedDict, total=False):
     """Keyword options of `solve`, passed through by `make_plan`."""

@@ -50,7 +50,7 @@ def add_model(command: argparse.ArgumentParser, *, layers: bool = True) -> None:
         )
 
 
-def add_solving(command: argparse.ArgumentParser, time_limit: float, gap: float = 0.0) -> None:
+def add_solving(command: argparse.ArgumentParser, time_limit: float | None, gap: float = 0.0) -> None:
     """Add one budget and the options of the search."""
     command.add_argument(
         "--budget",
@@ -67,11 +67,13 @@ def add_solver(command: argparse.ArgumentParser) -> None:
     command.add_argument("--solver", default="auto", help=f"one of {', '.join(solver_names())} (default auto)")
 
 
-def add_searching(command: argparse.ArgumentParser, time_limit: float, gap: float = 0.0) -> None:
-    """Add the options of every search: its time limit in seconds, the gap at which it ends, the order and the seed."""
-    command.add_argument(
-        "--time-limit", type=float, default=time_limit, help=f"seconds to search (default {time_limit:g})"
-    )
+def add_searching(command: argparse.ArgumentParser, time_limit: float | None, gap: float = 0.0) -> None:
+    """Add the options of every search: its time limit in seconds, the gap at which it ends, the order and the seed.
+
+    Without a time limit, it is that of a model that is about to be trained.
+    """
+    default = "4, and five steps, at most 20" if time_limit is None else f"{time_limit:g}"
+    command.add_argument("--time-limit", type=float, default=time_limit, help=f"seconds to search (default {default})")
     command.add_argument(
         "--gap",
         type=float,
@@ -89,13 +91,10 @@ def add_searching(command: argparse.ArgumentParser, time_limit: float, gap: floa
 
 def solve_options(options: argparse.Namespace) -> SolveOptions:
     """Return the options of `solve` from the arguments of `add_solver` and `add_searching`."""
-    return SolveOptions(
-        solver=options.solver,
-        time_limit=options.time_limit,
-        gap=options.gap,
-        reorder=options.reorder,
-        seed=options.seed,
-    )
+    chosen = SolveOptions(solver=options.solver, gap=options.gap, reorder=options.reorder, seed=options.seed)
+    if options.time_limit is not None:
+        chosen["time_limit"] = options.time_limit
+    return chosen
 
 
 def add_files(command: argparse.ArgumentParser) -> None:

@@ -105,7 +105,7 @@ def add_train(commands: Commands) -> None:
         commands, "train", _train, "trace, plan and run training steps, and compare predictions with measurements"
     )
     add_model(train)
-    add_solving(train, 20.0, TRAINING_GAP)
+    add_solving(train, None, TRAINING_GAP)
     train.add_argument("--steps", type=positive, default=5, help="number of training steps (default 5)")
     train.add_argument("-o", "--output", metavar="PLAN", help="plan file to write (default MODEL.plan.json)")
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 
-from scheduler.api import SolveOptions, lower, make_plan, plan_of, propose_with_bounds
+from scheduler.api import (
+    MOST_SECONDS_BEFORE_TRAINING,
+    SolveOptions,
+    lower,
+    make_plan,
+    plan_of,
+    propose_with_bounds,
+    training_time_limit,
+)
 from scheduler.budgets import read_budget
 from scheduler.errors import BudgetTooSmallError, OutOfTimeError
 from scheduler.graph import Graph
@@ -44,7 +52,8 @@ class ShapePlanner:
     can be faster by more than the gap, or if a step of the same sizes has been planned: a number
     in it has changed. Otherwise a search begins with all of them, and may
     take `LATER_SEARCH_SHARE` of the longest search so far, or `LEAST_SEARCH_SECONDS` if that is
-    more. It takes its full time limit only if no schedule is known to fit at the end.
+    more. It takes its full time limit only if no schedule is known to fit at the end. Without a time
+    limit in the options, it is `training_time_limit`, or longer where nothing is found by then.
 
     Parameters
     ----------
@@ -131,13 +140,13 @@ class ShapePlanner:
         """Return a plan from a search with the full time limit; the first one gives the bytes for all shapes."""
         self.searches += 1
         if self.budget_bytes is None:
-            return make_plan(graph_or_chain, self.budget, progress=self._progress, **self.options)
+            return self._make_plan(graph_or_chain, self.budget)
         try:
-            return make_plan(graph_or_chain, self.budget_bytes, progress=self._progress, **self.options)
+            return self._make_plan(graph_or_chain, self.budget_bytes)
         except (BudgetTooSmallError, OutOfTimeError) as error:
             form = read_budget(self.budget).form
             if form == "min":
-                return make_plan(graph_or_chain, self.budget, progress=self._progress, **self.options)
+                return self._make_plan(graph_or_chain, self.budget)
             if form == "bytes" or isinstance(error, OutOfTimeError):
                 raise
             message = (
@@ -145,6 +154,18 @@ class ShapePlanner:
                 " computed for the first: plan the largest shape first, or give the budget in bytes."
             )
             raise BudgetTooSmallError(message, proven=error.proven) from error
+
+    def _make_plan(self, graph_or_chain: Graph | Chain, budget: int | str) -> Plan:
+        """Make a plan; without a time limit in the options, in that of a model that is about to be trained."""
+        limit = training_time_limit(lower(graph_or_chain)[0])
+        options: SolveOptions = {"time_limit": limit, **self.options}
+        try:
+            return make_plan(graph_or_chain, budget, progress=self._progress, **options)
+        except OutOfTimeError:
+            if "time_limit" in self.options or limit >= MOST_SECONDS_BEFORE_TRAINING:
+                raise
+            options["time_limit"] = MOST_SECONDS_BEFORE_TRAINING
+            return make_plan(graph_or_chain, budget, progress=self._progress, **options)
 
     def _keep(self, key: Hashable, plan: Plan) -> None:
         """Let later searches begin with the schedule of a plan."""

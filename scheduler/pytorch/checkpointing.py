@@ -41,7 +41,7 @@ from scheduler.solution import Progress as SearchProgress
 
 Granularity = Literal["auto", "operations", "modules", "layers"]
 
-PLANNING_DEFAULTS: SolveOptions = {"time_limit": 20.0, "gap": TRAINING_GAP}
+PLANNING_DEFAULTS: SolveOptions = {"gap": TRAINING_GAP}
 """Options of `make_plan` where a model is about to be trained; `solve` by itself searches longer."""
 
 
@@ -127,9 +127,9 @@ def checkpointed(
         Called as `progress` of `trace` while the step is captured and measured, and as that of
         `solve` while a plan is searched for.
     **options
-        For `make_plan`, if a budget is given: `solver`, `time_limit` (20 s by default here),
-        `gap` (0.005 by default here: the search ends within half a percent of the optimum),
-        `reorder`, `seed`.
+        For `make_plan`, if a budget is given: `solver`, `time_limit` (4 s and the time of five steps
+        by default here, and at most 20 s), `gap` (0.005 by default here: the search ends within
+        half a percent of the optimum), `reorder`, `seed`.
 
     Returns
     -------

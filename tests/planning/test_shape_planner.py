@@ -167,3 +167,33 @@ def test_the_known_schedules_come_first_in_auto(reorder: bool, monkeypatch: pyte
     monkeypatch.setattr(auto, "STAGES", auto.STAGES[:1])
     problem = Problem(graph, best.budget_bytes, reorder, starts=(best.schedule,))
     assert load_solver("auto")(problem, deadline=Deadline(20.0), seed=0).schedule == best.schedule
+
+
+@pytest.mark.parametrize(
+    ("time", "unit", "seconds"), [(0.1, "s", 4.5), (1.0, "s", 9.0), (9.0, "s", 20.0), (0.1, "FLOP", 20.0)]
+)
+def test_without_a_time_limit_a_search_takes_four_seconds_and_five_steps(
+    time: float, unit: str, seconds: float, searcher: Searcher
+) -> None:
+    step = uniform_chain(8, size=1)
+    whole = sum(one.time for one in step.operations)
+    operations = [replace(one, time=one.time * time / whole) for one in step.operations]
+    graph = sc.Graph(operations, step.tensors, step.resident, step.results, time_unit=unit)
+    ShapePlanner("60%", {"solver": "searcher"}).plan(graph)
+    assert searcher.seconds == [pytest.approx(seconds, abs=0.1)]
+
+
+def test_a_search_that_finds_nothing_in_time_goes_on_for_twenty_seconds(
+    searcher: Searcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finds_late(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        found = searcher.propose(problem, deadline=deadline, seed=seed)
+        return found if searcher.seconds[-1] > 10 else replace(found, schedule=None)
+
+    monkeypatch.setitem(registry.REGISTERED, "searcher", finds_late)
+    graph = uniform_chain(8, size=1)
+    brief = sc.Graph(
+        [replace(one, time=1e-6) for one in graph.operations], graph.tensors, graph.resident, graph.results
+    )
+    assert ShapePlanner("60%", {"solver": "searcher"}).plan(brief).overhead > 0
+    assert searcher.seconds == [pytest.approx(4.0, abs=0.1), pytest.approx(20.0, abs=0.1)]
