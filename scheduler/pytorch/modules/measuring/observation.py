@@ -19,7 +19,7 @@ from torch import Tensor
 
 from scheduler.pytorch.costs.timing import thread_seconds
 from scheduler.pytorch.measurement.allocator import named_region
-from scheduler.pytorch.measurement.flop_formulas import has_formula
+from scheduler.pytorch.modules.recomputation.kept_results import is_expensive
 from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
 from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
 from scheduler.pytorch.torch_private.tensors import parts_of, storage_id, storage_of
@@ -231,7 +231,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._is_paused or func is torch.ops.aten.detach.default:  # recomputations detach what they save
             return func(*args, **kwargs)
-        run = Run(is_expensive=isinstance(func, OpOverload) and has_formula(func))
+        run = Run(is_expensive=is_expensive(func))
         run.read = [number for tensor in _tensors((args, kwargs)) for number in self.numbers_of(tensor)]
         run.changed = [number for tensor in _written(func, args, kwargs) for number in self.numbers_of(tensor)]
         with named_region(f"{OPERATOR}{len(self.log.events)}", active=self._profiled):
