@@ -25,7 +25,7 @@ from scheduler.pytorch.modules.calls import Decision
 from scheduler.pytorch.modules.recomputation.call_state import CallState, ChangingBuffers, cannot_be_restored
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults
-from scheduler.pytorch.torch_private.autograd import is_transformed
+from scheduler.pytorch.torch_private.autograd import determinism_check_of, is_transformed, stops_early
 
 Forward = Callable[..., object]
 
@@ -198,6 +198,9 @@ class _Region:
         if frozen.has_iterators or cannot_be_restored(self._module):
             return self._forward(*args, **kwargs)
         state = self._replay.state_of(self._module)
+        # torch ends a recomputation with an error of its own, which TorchScript would replace.
+        is_script = any(isinstance(part, torch.jit.ScriptModule) for part in self._module.modules())
+        ends_early = stops_early() and not is_script
         pending: list[Arguments] = [(args, kwargs)]
 
         def call(*tensors: Tensor) -> object:
@@ -208,16 +211,21 @@ class _Region:
                 return outputs
             args, kwargs = frozen.fill(tensors)
             with state.restored(), self._replay.counting_from(self._counts.copy(), within=self._module):
-                return self._forward(*args, **kwargs)
+                outputs = self._forward(*args, **kwargs)
+            if ends_early:  # it would not have come here, had it saved as much as the first run
+                raise ExecutionError(
+                    f'recomputing a call of "{self._decision.module}" saved fewer tensors than its first run: what it'
+                    " computes must not depend on anything that changes between the forward and the backward"
+                )
+            return outputs
 
-        # torch ends a recomputation with an error of its own, which TorchScript would replace.
-        is_script = any(isinstance(part, torch.jit.ScriptModule) for part in self._module.modules())
         return checkpoint(
             call,
             *tensors,
             use_reentrant=False,
             preserve_rng_state=False,
             early_stop=not is_script,
+            determinism_check=determinism_check_of(f'a call of "{self._decision.module}"'),
             context_fn=self._keeping_results if self._decision.keeps_expensive else noop_context_fn,
         )
 

@@ -11,6 +11,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 from torch.autograd.graph import Node
+from torch.utils import checkpoint as _checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
@@ -89,3 +90,20 @@ def when_backward_ends(callback: Callable[[], None]) -> None:
     accumulated.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def determinism_check_of(name: str) -> str:
+    """Return a `determinism_check` for `torch.utils.checkpoint` whose errors name what is recomputed.
+
+    Expected: the check compares what a function returns for the tensors that the first run and the
+    recomputation save, and its error shows both.
+    """
+    _checkpoint._allowed_determinism_checks_to_fns.setdefault(
+        name, lambda x: {"recomputed": name, "shape": x.shape, "dtype": x.dtype, "device": x.device}
+    )
+    return name
+
+
+def stops_early() -> bool:
+    """Return whether a recomputation that is started by `torch.utils.checkpoint` may end early."""
+    return _checkpoint._enable_checkpoint_early_stop is not False

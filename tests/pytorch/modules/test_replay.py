@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.modules.calls import Decision
-from scheduler.pytorch.modules.replay import Replay
+from scheduler.pytorch.modules.replay import Replay, is_following
 
 
 class Counted(nn.Module):
@@ -131,3 +134,139 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_a_name_that_the_model_lacks_is_refused() -> None:
     with pytest.raises(ExecutionError, match=r'"third", but Nested has no module of this name'):
         Replay(Nested(Counter()), [Decision("third", 0)])
+
+
+class Routed(nn.Module):
+    """Takes the next of some routes at each call."""
+
+    def __init__(self, *routes: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.next = iter(routes).__next__
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.next()(self.linear(x)).exp()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (torch.tanh, lambda x: x[:2].tanh(), r'a call of "0"'),
+        (lambda x: x.tanh().tanh(), torch.tanh, r'recomputing a call of "0" saved fewer tensors'),
+    ],
+)
+def test_a_recomputation_that_takes_another_route_is_named(
+    first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor], text: str
+) -> None:
+    model = nn.Sequential(Routed(first, second))
+    with Replay(model, [Decision("0", 0)]).following():
+        loss = model(torch.randn(3, 4)).sum()
+    with pytest.raises(RuntimeError, match=text):
+        loss.backward()
+
+
+class FailingError(ValueError):
+    """An error of the user's."""
+
+
+def test_an_error_in_a_recomputed_call_keeps_its_type_and_leaves_the_model_as_it_was() -> None:
+    def fail(x: Tensor) -> Tensor:
+        raise FailingError("no")
+
+    model = nn.Sequential(Routed(fail, torch.tanh))
+    replay = Replay(model, [Decision("0", 0)])
+    with pytest.raises(FailingError, match="no"), replay.following():
+        model(torch.randn(3, 4))
+    assert "forward" not in vars(model[0])
+    assert not is_following()
+
+
+def test_threads_follow_their_own_plans() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4))
+    replays = [Replay(model, [Decision(name, 0)]) for name in ("0", "1", "1.0", "2")]
+    x = torch.randn(3, 4)
+    expected = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+
+    def train(number: int) -> bool:
+        for _ in range(20):
+            with replays[number].following() if number < len(replays) else contextlib.nullcontext():
+                loss = model(x).sum()
+            found = torch.autograd.grad(loss, [*model.parameters()])
+            if not all(map(torch.equal, found, expected)):
+                return False
+        return True
+
+    with ThreadPoolExecutor(5) as pool:
+        assert all(pool.map(train, range(5)))
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_hooks_of_a_recomputed_module_run_once() -> None:
+    model, seen = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh())), []
+    model[0].register_forward_hook(lambda *_: seen.append("forward"))
+    model[0].register_forward_pre_hook(lambda *_: seen.append("pre"))
+    model[0].register_full_backward_hook(lambda *_: seen.append("backward"))
+    with Replay(model, [Decision("0", 0)]).following():
+        loss = model(torch.randn(3, 4, requires_grad=True)).sum()
+    loss.backward()
+    assert seen == ["pre", "forward", "backward"]
+
+
+def test_two_models_may_share_modules() -> None:
+    shared = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    one, other = nn.Sequential(shared, nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), shared)
+    x = torch.randn(3, 4)
+    expected = torch.autograd.grad(other(one(x)).sum(), [*shared.parameters()])
+    with Replay(one, [Decision("0", 0)]).following():
+        inner = one(x)
+    with Replay(other, [Decision("1", 0), Decision("1.0", 0)]).following():
+        loss = other(inner).sum()
+    for gradient, plain in zip(torch.autograd.grad(loss, [*shared.parameters()]), expected, strict=True):
+        assert torch.equal(gradient, plain)
+
+
+def test_a_training_flag_or_attribute_that_is_changed_later_does_not_affect_the_recomputation() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh()))
+    x = torch.randn(64, 4)
+    torch.manual_seed(0)
+    expected = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+    torch.manual_seed(0)
+    with Replay(model, [Decision("0", 0)]).following():
+        loss = model(x).sum()
+    model.eval()
+    model[0][1].p = 0.9
+    for gradient, plain in zip(torch.autograd.grad(loss, [*model.parameters()]), expected, strict=True):
+        assert torch.equal(gradient, plain)
+    assert not model[0].training
+    assert model[0][1].p == 0.9
+
+
+def test_parameters_replaced_for_one_call_are_those_of_the_recomputation() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    others = {name: torch.randn_like(p).requires_grad_() for name, p in model.named_parameters()}
+    x = torch.randn(3, 4)
+    expected = torch.autograd.grad(torch.func.functional_call(model, others, x).sum(), [*others.values()])
+    with Replay(model, [Decision("0", 0)]).following():
+        loss = torch.func.functional_call(model, others, x).sum()
+    for gradient, plain in zip(torch.autograd.grad(loss, [*others.values()]), expected, strict=True):
+        assert torch.equal(gradient, plain)
+
+
+def test_a_parameter_that_is_changed_before_the_backward_is_refused() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    with Replay(model, [Decision("0", 0)]).following():
+        loss = model(torch.randn(3, 4)).sum()
+    with torch.no_grad():
+        model[0][0].bias.add_(1)
+    with pytest.raises(ExecutionError, match=r'the parameter "bias" was changed in place between a call of "0"'):
+        loss.backward()
+
+
+def test_autocast_is_that_of_the_forward() -> None:
+    model, x = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh())), torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = torch.autograd.grad(model(x).float().sum(), [*model.parameters()])
+        with Replay(model, [Decision("0", 0)]).following():
+            loss = model(x).float().sum()
+    for gradient, plain in zip(torch.autograd.grad(loss, [*model.parameters()]), expected, strict=True):
+        assert torch.equal(gradient, plain)

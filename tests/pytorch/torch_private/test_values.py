@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import warnings
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from scheduler.pytorch.torch_private import autograd, guards, modules, operators, pytree, tensor_words, tensors
 from tests.pytorch.torch_private.expectations import VALUES, Expectations, public_names
@@ -122,6 +124,23 @@ def a_function_can_be_called_at_the_end_of_a_backward() -> None:
         product.register_hook(lambda _: autograd.when_backward_ends(lambda: gradients.append(x.grad.item())))
         product.sum().backward()
     assert gradients == [2, 4]
+
+
+@EXPECTED.of("autograd.determinism_check_of")
+def an_error_of_a_recomputation_can_name_it() -> None:
+    widths = iter([2, 3])
+    check = autograd.determinism_check_of('a call of "layer"')
+    function = functools.partial(checkpoint, use_reentrant=False, determinism_check=check)
+    loss = function(lambda: torch.ones(next(widths), requires_grad=True).exp().sum())
+    with pytest.raises(RuntimeError, match='a call of "layer"'):
+        loss.backward()
+
+
+@EXPECTED.of("autograd.stops_early")
+def early_ends_can_be_switched_off() -> None:
+    assert autograd.stops_early()
+    with set_checkpoint_early_stop(False):
+        assert not autograd.stops_early()
 
 
 @EXPECTED.of("modules.is_compiled")
