@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Literal, cast, get_args
 
-from scheduler.decisions import Decision, decisions_of
+from scheduler.decisions import RECOMPUTES, Decision, decisions_of
 from scheduler.errors import (
     InvalidGraphError,
     InvalidScheduleError,
@@ -247,10 +247,7 @@ class Plan:
         peak = f"{self.peak_text(self.peak_bytes)} instead of {format_bytes(self.baseline_peak_bytes)}"
         calls = tuple(str(decision) for decision in self.decisions)
         rows = [
-            (
-                "plan",
-                f"{self.graph.name or 'without a name'}, {self.granularity}: {len(self.graph.operations)} operations",
-            ),
+            ("plan", f"{self.graph.name or 'without a name'}, {self.granularity}: {self.parts_text()}"),
             ("status", f"{self.status.name}: {self.status.value}"),
             ("budget", self.peak_text(self.budget_bytes)),
             ("resident", self.graph.resident_text()),
@@ -275,6 +272,13 @@ class Plan:
     def peak_text(self, count: int) -> str:
         """Return a peak or a budget in bytes and in percent of what saving everything adds."""
         return format_peak(count, self.graph.resident_bytes, self.baseline_peak_bytes)
+
+    def parts_text(self) -> str:
+        """Return the number of operations, or of the calls of modules if it is of granularity "modules"."""
+        calls = sum(operation.kind == RECOMPUTES for operation in self.graph.operations)
+        if self.granularity == "modules":
+            return f"{calls} calls of modules, {len(self.decisions)} recomputed"
+        return f"{len(self.graph.operations)} operations"
 
     def to_dict(self) -> dict[str, object]:
         """Return the plan as plain JSON data; `from_dict` reads and simulates it."""

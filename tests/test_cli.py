@@ -216,11 +216,11 @@ def test_a_model_that_cannot_be_captured_trains_by_its_layers(
     model = f"{__name__}:branching_model"
     assert main(["trace", model, "-o", "graph.json"]) == 2
     assert 'granularity="modules"' in capsys.readouterr().err
-    assert main(["trace", model, "--layers", "-o", "chain.json", "--json"]) == 0
+    assert main(["trace", model, "--granularity", "layers", "-o", "chain.json", "--json"]) == 0
     traced = json.loads(capsys.readouterr().out)
     assert traced["layers"] == 6
     assert sc.read_graph("chain.json").graph.digest == traced["digest"]
-    assert main(["train", model, "--layers", "--budget", "90%", "--steps", "2", "--json"]) == 0
+    assert main(["train", model, "--granularity", "layers", "--budget", "90%", "--steps", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     predicted, measured = report["predicted_peaks"], report["measured_peaks"]
     assert measured["live_bytes"] <= predicted["live_bytes"] <= report["budget_bytes"]
@@ -231,9 +231,59 @@ def test_a_model_that_cannot_be_captured_trains_by_its_layers(
 
 def test_a_model_that_is_not_a_sequence_has_no_layers_to_trace(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    assert main(["trace", "unet", "--layers", "-o", "chain.json"]) == 2
+    assert main(["trace", "unet", "--granularity", "layers", "-o", "chain.json"]) == 2
     assert "not a sequence of layers" in capsys.readouterr().err
     assert not Path("chain.json").exists()
+
+
+def test_a_graph_file_holds_no_step_by_modules(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert main(["trace", "unet", "--granularity", "modules", "-o", "graph.json"]) == 2
+    assert "scheduler train unet --granularity modules" in capsys.readouterr().err
+    assert not Path("graph.json").exists()
+
+
+def nested_model() -> tuple[object, tuple[object, ...]]:
+    """A model that is no sequence and cannot be captured: its blocks branch on a value."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 1e6 else x + self.inner(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x.square().mean()
+
+    return Model(), (torch.ones(200, 16),)
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_model_that_cannot_be_captured_trains_by_modules_and_is_shown_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", f"{__name__}:nested_model", "--budget", "min", "--steps", "2", "-o", "plan.json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("this step is planned by modules, because it cannot be planned by operations") == 1
+    plan = sc.Plan.load("plan.json")
+    assert plan.granularity == "modules"
+    # The model, its blocks, and in each block the sequence with its three modules.
+    assert f"Model: 21 calls of modules, {len(plan.decisions)} recomputed" in printed.out
+    assert f"proof    {plan.status.name} in modules: " in printed.out
+    assert "the planned step equals the plain one: loss, 16 gradients" in printed.out
 
 
 def test_frontier_prints_and_writes_one_row_per_budget(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 
@@ -33,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         check_writable(getattr(options, "output", None))
-        code: int = options.run(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = _say_warning
+            code: int = options.run(options)
         sys.stdout.flush()
         return code
     except SchedulerError as error:
@@ -45,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         say(f"{error.strerror}: {error.filename}" if error.filename else str(error))
         return USAGE
+
+
+def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
+    say(f"warning: {message}")
 
 
 def _exit_code(error: SchedulerError) -> int:

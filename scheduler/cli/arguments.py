@@ -27,15 +27,15 @@ def add_command(
     return command
 
 
-def add_model(command: argparse.ArgumentParser, *, layers: bool = True) -> None:
-    """Add the model and its cost model; with `layers`, also whether to plan layer by layer."""
+def add_model(command: argparse.ArgumentParser) -> None:
+    """Add the model and its cost model."""
     command.add_argument("model", metavar="MODEL", help='a name from "scheduler models", or package.module:factory')
     costs = command.add_mutually_exclusive_group()
     costs.add_argument(
         "--costs",
         choices=("measured", "flops"),
         default="measured",
-        help="cost model: measured time and workspace, or FLOPs (default measured)",
+        help="cost model of operations: measured time and workspace, or FLOPs (default measured)",
     )
     costs.add_argument(
         "--measure-again",
@@ -44,10 +44,23 @@ def add_model(command: argparse.ArgumentParser, *, layers: bool = True) -> None:
         const="measured-again",
         help="measure also what is known from earlier runs on this machine",
     )
-    if layers:
-        command.add_argument(
-            "--layers", action="store_true", help="plan a sequence of layers layer by layer, without tracing it"
-        )
+
+
+def add_granularity(command: argparse.ArgumentParser, *choices: str) -> None:
+    """Add what a plan divides a step into; the first choice is the default."""
+    what = {
+        "auto": "operations, or what the model allows if its step cannot be captured",
+        "operations": "of the captured step",
+        "modules": "calls of modules, nothing captured",
+        "layers": "of a sequence, nothing captured",
+    }
+    texts = [f"{name}: {what[name]}" for name in choices]
+    command.add_argument(
+        "--granularity",
+        choices=choices,
+        default=choices[0],
+        help=f"what a plan divides a step into; {'; '.join(texts)} (default {choices[0]})",
+    )
 
 
 def add_solving(command: argparse.ArgumentParser, time_limit: float | None, gap: float = 0.0) -> None:

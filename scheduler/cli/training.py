@@ -15,6 +15,7 @@ from scheduler.cli.answers import DONE, plan_facts, print_answer, say, show_line
 from scheduler.cli.arguments import (
     Commands,
     add_command,
+    add_granularity,
     add_model,
     add_searching,
     add_solver,
@@ -22,11 +23,12 @@ from scheduler.cli.arguments import (
     positive,
     solve_options,
 )
-from scheduler.errors import MissingExtraError
+from scheduler.errors import InvalidOptionError, MissingExtraError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.graph.formats import write_graph
 from scheduler.plan import Plan
+from scheduler.solution import Progress as SearchProgress
 from scheduler.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def add_trace(commands: Commands) -> None:
     """Add `scheduler trace`."""
     trace = add_command(commands, "trace", _trace, "trace a training step of a model into a graph file")
     add_model(trace)
+    add_granularity(trace, "operations", "modules", "layers")
     trace.add_argument("-o", "--output", required=True, metavar="GRAPH", help="graph or chain file to write")
 
 
@@ -60,9 +63,15 @@ def _trace(options: argparse.Namespace) -> int:
     from scheduler.pytorch import profile_layers, trace
     from scheduler.pytorch.models.catalog import make_model
 
+    if options.granularity == "modules":
+        raise InvalidOptionError(
+            "a graph file cannot hold a step of granularity modules, because only the search for calls to recompute"
+            f" can plan it: measure, plan and train it with scheduler train {options.model} --granularity modules"
+        )
     case = make_model(options.model)
     written: Graph | Chain
-    if options.layers:
+    is_layered = options.granularity == "layers"
+    if is_layered:
         layered = case.layered()
         say(f"measuring the layers of {options.model}")
         chain = profile_layers(layered.module, layered.args, layered.kwargs, loss=layered.loss)
@@ -75,7 +84,7 @@ def _trace(options: argparse.Namespace) -> int:
     write_graph(written, options.output)
     answer = {
         "graph": options.output,
-        "layers": len(chain.layers) if options.layers else None,
+        "layers": len(chain.layers) if is_layered else None,
         "operations": len(graph.operations),
         "tensors": len(graph.tensors),
         "resident_bytes": graph.resident_bytes,
@@ -87,10 +96,13 @@ def _trace(options: argparse.Namespace) -> int:
     return DONE
 
 
-def show(progress: TracingProgress) -> None:
-    """Show how far tracing is if stderr is a terminal, and say when measured times are noise."""
+def show(progress: TracingProgress | SearchProgress) -> None:
+    """Show how far tracing or a search is if stderr is a terminal, and say when measured times are noise."""
     from scheduler.pytorch.costs.progress import NOISE
 
+    if isinstance(progress, SearchProgress):
+        show_search(progress)
+        return
     show_line(f"{progress.stage}: {progress.fraction:.0%}, {progress.seconds:.1f} s" if progress.fraction < 1 else "")
     if progress.spread is not None and progress.spread > NOISE:
         say(
@@ -102,9 +114,10 @@ def show(progress: TracingProgress) -> None:
 def add_train(commands: Commands) -> None:
     """Add `scheduler train`."""
     train = add_command(
-        commands, "train", _train, "trace, plan and run training steps, and compare predictions with measurements"
+        commands, "train", _train, "plan and run training steps, and compare predictions with measurements"
     )
     add_model(train)
+    add_granularity(train, "auto", "operations", "modules", "layers")
     add_solving(train, None, TRAINING_GAP)
     train.add_argument("--steps", type=positive, default=5, help="number of training steps (default 5)")
     train.add_argument("-o", "--output", metavar="PLAN", help="plan file to write (default MODEL.plan.json)")
@@ -127,10 +140,9 @@ def _train(options: argparse.Namespace) -> int:
         options.budget,
         steps=options.steps,
         costs=options.costs,
-        granularity="layers" if options.layers else "operations",
-        progress=_begin_stage,
-        tracing=show,
-        solving=show_search,
+        granularity=options.granularity,
+        stage=_begin_stage,
+        progress=show,
         **solve_options(options),
     )
     report.plan.save(output)
@@ -152,7 +164,7 @@ def _print_training(report: TrainingReport, output: str) -> None:
         ("overhead in time", format_percent(plan.overhead), report.time_overhead_text),
         ("overhead in FLOPs", "", format_percent(report.measured_flop_overhead)),
     ]
-    print(f"model    {plan.graph.name}: {len(plan.graph.operations)} operations")
+    print(f"model    {plan.graph.name}: {plan.parts_text()}")
     print(f"resident {plan.graph.resident_text()}")
     print(f"budget   {plan.peak_text(plan.budget_bytes)}, {plan.budget_bytes} bytes")
     if plan.smallest_peak_bytes is not None:
@@ -187,7 +199,7 @@ def add_max_batch(commands: Commands) -> None:
     batches = add_command(
         commands, "max-batch", _max_batch, "find the largest batch that a model can train with within a budget"
     )
-    add_model(batches, layers=False)
+    add_model(batches)
     batches.add_argument(
         "--budget", required=True, help='largest peak of the whole step: "8GiB", "8GB", bytes, or "auto"'
     )

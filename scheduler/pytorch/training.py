@@ -6,25 +6,20 @@ import copy
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from scheduler.api import TRAINING_GAP, SolveOptions, make_plan
-from scheduler.graph import Graph
-from scheduler.graph.chain import Chain
+from scheduler.api import SolveOptions, make_plan
 from scheduler.plan import Plan
 from scheduler.problem import save_everything
 from scheduler.pytorch.checkpointing import checkpointed
 from scheduler.pytorch.costs.operators import Costs
-from scheduler.pytorch.costs.progress import Progress, ignore
+from scheduler.pytorch.costs.progress import TracingProgress
 from scheduler.pytorch.execute.verification import Verification
-from scheduler.pytorch.layerwise.profiling import profile_layers
-from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.measurement.memory import measure, measure_times, resident_tensors, training_step
-from scheduler.pytorch.models.catalog import LayeredCase, ModelCase
-from scheduler.pytorch.tracing import trace
+from scheduler.pytorch.models.catalog import ModelCase
 from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Progress as SearchProgress
 from scheduler.units import format_percent
@@ -43,14 +38,14 @@ class Peaks:
 
     Attributes
     ----------
-    live_bytes : int
-        Peak of live storages.
+    live_bytes : int or None
+        Peak of live storages; None for a prediction by modules.
     allocator_bytes : int or None
         Peak of allocated memory, so with the workspaces of operators; None for a prediction
-        without workspaces.
+        without workspaces, such as those by layers.
     """
 
-    live_bytes: int
+    live_bytes: int | None
     allocator_bytes: int | None
 
 
@@ -64,14 +59,14 @@ class TrainingReport:
     predicted, measured : Peaks
         With the plan.
     baseline, plain : Peaks
-        Without a plan: predicted for the save-everything schedule of the captured step, and
+        Without a plan: predicted for the save-everything schedule of the planned step, and
         measured in plain eager PyTorch.
     measured_flop_overhead, measured_time_overhead : float
         Ratio of the step with the plan to plain eager PyTorch, minus 1; times are from
         interleaved runs.
     captured_time_overhead : float or None
         The same for the captured step that saves everything: what capturing costs before
-        anything is recomputed. None for layers, which are not captured.
+        anything is recomputed. None for modules and layers, which are not captured.
     time_noise : float
         How far the times of repeated runs scatter: the ratio of their median to the shortest,
         minus 1, of the step with the plan or without, whichever is more. Smaller differences in
@@ -139,13 +134,12 @@ def compare_training(
     *,
     steps: int = 5,
     costs: Costs = "measured",
-    granularity: Literal["operations", "layers"] = "operations",
-    progress: Callable[[str], None] = lambda message: None,
-    tracing: Progress = ignore,
-    solving: Callable[[SearchProgress], None] | None = None,
+    granularity: str = "auto",
+    stage: Callable[[str], None] = lambda message: None,
+    progress: Callable[[TracingProgress | SearchProgress], None] | None = None,
     **options: Unpack[SolveOptions],
 ) -> TrainingReport:
-    """Trace, plan, and train two copies of a model side by side.
+    """Plan a step, and train two copies of a model side by side: with the plan and without.
 
     Parameters
     ----------
@@ -156,50 +150,55 @@ def compare_training(
     steps : int
         Training steps of plain SGD, each on its own batch if the case can make others.
     costs : "measured", "measured-again" or "flops"
-        Cost model of operations; layers are always measured.
-    granularity : "operations" or "layers"
-        Layers: the model runs layer by layer without being captured; see `ModelCase.layered`.
-    progress : callable
-        Called with a message at each stage.
-    tracing : callable
-        As `progress` of `trace`.
-    solving : callable, optional
-        As `progress` of `solve`.
+        Cost model of operations; modules and layers are always measured.
+    granularity : "auto", "operations", "modules" or "layers"
+        As for `checkpointed`. "layers" needs a case with layers: see `ModelCase.layered`.
+    stage : callable
+        Called with a message at the beginning of each stage.
+    progress : callable, optional
+        As for `checkpointed`.
     **options
-        As for `solve`.
+        As for `checkpointed`.
 
     Raises
     ------
     CaptureError, BudgetTooSmallError, OutOfTimeError
-        As for `trace` and `make_plan`.
+        As for `checkpointed`.
     """
     case = case.layered() if granularity == "layers" else case
     plain, module = copy.deepcopy(case.module), copy.deepcopy(case.module)
-    budget = device_budget(budget, module, (case.args, dict(case.kwargs)))
-    options = {"gap": TRAINING_GAP, **options}
-    graph = _graph_of(replace(case, module=module), costs, progress, tracing)
-    plan = make_plan(graph, budget, progress=solving, **options)
-    planned = checkpointed(module, plan, case.args, case.kwargs, loss=case.loss, granularity=granularity)
-    progress(f"training {steps} steps with the plan and without")
+    stage(f"planning {case.name or type(case.module).__name__}")
+    planned = checkpointed(
+        module,
+        budget,
+        case.args,
+        case.kwargs,
+        loss=case.loss,
+        granularity=granularity,
+        costs=costs,
+        progress=progress,
+        **options,
+    )
+    stage(f"training {steps} steps with the plan and without")
     losses = _train(planned, case, steps, with_loss=False)
     plain_losses = _train(plain, case, steps, with_loss=True)
-    progress("verifying a step")
+    stage("verifying a step")
     verification = planned.verify(*case.args, **dict(case.kwargs))
-    progress("measuring")
+    stage("measuring")
     plain_step = training_step(plain, case.args, case.kwargs, loss=case.loss)
     planned_step = training_step(planned, case.args, case.kwargs)
     measured_plain = measure(plain_step, resident=_resident(plain, case), repeats=1)
     measured = measure(planned_step, resident=_resident(module, case), repeats=1)
+    plan = planned.plan  # by modules, the first steps may have made it stricter
+    assert plan is not None
     times = _measured_times(plan, case, plain_step, planned_step)
     shortest = {name: min(found) for name, found in times.items()}
     noise = max(statistics.median(times[name]) / shortest[name] - 1 for name in ("plain", "planned"))
-    # In a chain, the workspace of a layer is live storages inside the layer, without those of operators.
-    with_workspaces = granularity == "operations" and costs != "flops"
     return TrainingReport(
         plan=plan,
-        predicted=_predicted(plan.simulation, with_workspaces),
+        predicted=_predicted(plan, plan.simulation, costs),
         measured=Peaks(measured.live_peak_bytes, measured.allocator_peak_bytes),
-        baseline=_predicted(simulate(plan.graph, save_everything(plan.graph)), with_workspaces),
+        baseline=_predicted(plan, simulate(plan.graph, save_everything(plan.graph)), costs),
         plain=Peaks(measured_plain.live_peak_bytes, measured_plain.allocator_peak_bytes),
         measured_flop_overhead=measured.flops / measured_plain.flops - 1 if measured_plain.flops else 0.0,
         measured_time_overhead=shortest["planned"] / shortest["plain"] - 1,
@@ -216,33 +215,24 @@ def _measured_times(
 ) -> dict[str, list[float]]:
     """Return the times of repeated steps: plain, planned, and captured but saving everything."""
     steps = {"plain": plain_step, "planned": planned_step}
-    if not isinstance(case, LayeredCase):
+    if plan.granularity == "operations":
         everything = make_plan(plan.graph, "100%", solver="save-all")
         module = checkpointed(copy.deepcopy(case.module), everything, case.args, case.kwargs, loss=case.loss)
         steps["captured"] = training_step(module, case.args, case.kwargs)
     return measure_times(steps, _TIMED_STEPS)
 
 
-def _graph_of(case: ModelCase, costs: Costs, progress: Callable[[str], None], tracing: Progress) -> Graph | Chain:
-    """Return the graph of a case, or its chain if the case is layered."""
-    progress(f"tracing {case.name or type(case.module).__name__}")
-    if isinstance(case, LayeredCase):
-        chain = profile_layers(case.module, case.args, case.kwargs, loss=case.loss)
-        progress(f"planning {len(chain.layers)} layers")
-        return chain
-    graph = trace(case.module, case.args, case.kwargs, loss=case.loss, costs=costs, progress=tracing)
-    progress(f"planning {len(graph.operations)} operations")
-    return graph
-
-
 def _resident(module: nn.Module, case: ModelCase) -> list[Tensor]:
     return resident_tensors(module, (case.args, dict(case.kwargs)))
 
 
-def _predicted(simulation: Simulation, with_workspaces: bool) -> Peaks:
-    if with_workspaces:
-        return Peaks(simulation.live_peak_bytes, simulation.peak_bytes)
-    return Peaks(simulation.peak_bytes, None)
+def _predicted(plan: Plan, simulation: Simulation, costs: Costs) -> Peaks:
+    """Return the peaks that a simulation predicts, as far as its workspaces tell them."""
+    if plan.granularity == "modules":  # workspaces hold live storages inside a call, and those of its operators
+        return Peaks(None, simulation.peak_bytes)
+    if plan.granularity == "layers" or costs == "flops":  # workspaces hold no more than live storages
+        return Peaks(simulation.peak_bytes, None)
+    return Peaks(simulation.live_peak_bytes, simulation.peak_bytes)
 
 
 def _train(module: nn.Module, case: ModelCase, steps: int, *, with_loss: bool) -> tuple[float, ...]:

@@ -28,3 +28,16 @@ def test_layers_have_no_captured_step():
     report = compare_training(case, "min", steps=1, granularity="layers", time_limit=2.0)
     assert report.captured_time_overhead is None
     assert not report.captured_step_is_slower
+
+
+def test_modules_are_compared_at_the_peak_of_the_allocator():
+    case = make_model("convnet", **SMALL["convnet"])
+    report = compare_training(case, "min", steps=1, granularity="modules", time_limit=2.0)
+    assert report.plan.granularity == "modules"
+    assert report.captured_time_overhead is None
+    assert report.predicted.live_bytes is None
+    assert report.predicted.allocator_bytes == report.plan.peak_bytes
+    assert report.baseline.allocator_bytes == report.plan.baseline_peak_bytes
+    assert report.measured.allocator_bytes is not None
+    assert report.plan.peak_bytes >= report.measured.allocator_bytes
+    assert report.losses == report.plain_losses
