@@ -26,7 +26,6 @@ from scheduler.schedule import Compute
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
-from scheduler.solvers.integer_program import TimeIsUpError
 from scheduler.solvers.smallest_peak import SHARE_OF_TIME
 
 SEARCH_SPACE = "modules"
@@ -34,7 +33,10 @@ _STEPS = 500
 """The smallest peak is searched to within the distance from the floor to the save-everything peak over this."""
 _TOLERANCE = 1e-9
 """Relative error of bounds in bytes."""
+_FIRST_GAP = 0.02
+"""The gap of the first answers, which only show the points that matter."""
 _MOST_BY_HAND = 3
+_MOST_RELAXED = 6
 _MOST_POINTS = 8
 """Points that are added between two solutions."""
 
@@ -72,12 +74,15 @@ class Found:
         Proven lower bound on the time, or on the peak in bytes.
     infeasible : bool
         Whether it is proven that none fits.
+    programs : int
+        Integer programs that were solved.
     """
 
     smallest: Candidate
     best: Candidate | None = None
     bound: float = 0.0
     infeasible: bool = False
+    programs: int = 0
 
 
 def plan_modules(
@@ -185,7 +190,6 @@ class Chooser:
         self.layout = lowered.layout
         self.options = Options.of(lowered.layout)
         self.plain = self.candidate({})
-        self.rounds = 0
 
     def candidate(self, regions: Regions) -> Candidate:
         """Simulate a choice of calls."""
@@ -208,11 +212,12 @@ class Chooser:
         found = Found(self.plain, bound=self.plain.time)
         for candidate in (*self.by_hand, *starts):
             self._note(found, candidate, budget_bytes)
-        program = self._program(budget_bytes, deadline)
+        program = self._program(budget_bytes)
         self._add(program, self.plain, budget_bytes)
+        current = max(gap, _FIRST_GAP)
         while not self._is_done(found, gap) and not deadline.passed:
-            self.rounds += 1
-            result, regions = program.minimize(deadline, absolute_gap=gap * self.plain.time)
+            found.programs += 1
+            result, regions = program.minimize(deadline, absolute_gap=current * self.plain.time)
             if result.infeasible:
                 found.infeasible = True
                 break
@@ -221,8 +226,13 @@ class Chooser:
                 break
             candidate = self.candidate(regions)
             self._note(found, candidate, budget_bytes)
-            if not self._add(program, candidate, budget_bytes):
+            if self._add(program, candidate, budget_bytes):
+                continue
+            if candidate is found.best:
+                found.best = self._relaxed(candidate, budget_bytes)
+            if current == gap:
                 break
+            current = gap
         return found
 
     def smallest(self, *, step: int, deadline: Deadline, starts: Iterable[Candidate] = ()) -> Found:
@@ -230,11 +240,11 @@ class Chooser:
         found = Found(self.plain)
         for candidate in (*self.by_hand, *starts):
             self._note(found, candidate, 0)
-        program = self._program(None, deadline)
+        program = self._program(None)
         self._add(program, self.plain, 0)
         resident = self.lowered.graph.resident_bytes
         while found.smallest.peak_bytes - found.bound >= step and not deadline.passed:
-            self.rounds += 1
+            found.programs += 1
             gap = step / 2 / max(1, program.limit_bytes)
             result, regions = program.minimize(deadline, absolute_gap=gap)
             if not result.found:
@@ -246,6 +256,37 @@ class Chooser:
             if not self._add(program, candidate, reached):
                 break
         return found
+
+    def _relaxed(self, best: Candidate, budget_bytes: int) -> Candidate:
+        """Spend what is left of a budget, decision by decision."""
+        is_better = True
+        while is_better:
+            is_better = False
+            for regions in self._relaxations(best.regions, budget_bytes - best.peak_bytes):
+                candidate = self.candidate(regions)
+                if candidate.peak_bytes <= budget_bytes and candidate.time < best.time:
+                    best, is_better = candidate, True
+                    break
+        return best
+
+    def _relaxations(self, regions: Regions, spare_bytes: int) -> list[Regions]:
+        """Return choices that are faster by one decision and may need only the spare bytes, the fastest first.
+
+        A call is recomputed no longer, or only a call in it is, or it keeps expensive results.
+        """
+        times, savings, saved_bytes = self.options.times, self.options.savings, self.options.saved_bytes
+        found: list[tuple[float, Regions]] = []
+        for c in (c for c, keeps in regions.items() if not keeps):
+            others = {other: keeps for other, keeps in regions.items() if other != c}
+            inside = [d for d in times if self.layout.is_inside(d, c)]
+            if saved_bytes[c] <= spare_bytes:
+                found.append((times[c], others))
+            elif others.keys().isdisjoint([*inside, *self.layout.ancestors[c]]):
+                parts = [d for d in inside if saved_bytes[c] - saved_bytes[d] <= spare_bytes and times[d] < times[c]]
+                found += [(times[c] - times[d], {**others, d: False}) for d in parts]
+                if c in savings and self.options.kept_bytes[c] <= spare_bytes:
+                    found.append((savings[c], {**others, c: True}))
+        return [relaxed for _, relaxed in sorted(found, key=lambda entry: -entry[0])[:_MOST_RELAXED]]
 
     @cached_property
     def by_hand(self) -> list[Candidate]:
@@ -259,9 +300,9 @@ class Chooser:
         largest = sorted(equal, key=lambda key: -times[key])[:_MOST_BY_HAND]
         return [self.plain, *(self.candidate(dict.fromkeys(equal[key], False)) for key in largest)]
 
-    def _program(self, budget_bytes: int | None, deadline: Deadline) -> Program:
+    def _program(self, budget_bytes: int | None) -> Program:
         graph = self.lowered.graph
-        return Program(self.layout, self.options, graph.resident_bytes, budget_bytes, self.plain.peak_bytes, deadline)
+        return Program(self.layout, self.options, graph.resident_bytes, budget_bytes, self.plain.peak_bytes)
 
     def _note(self, found: Found, candidate: Candidate, budget_bytes: int) -> None:
         if candidate.peak_bytes < found.smallest.peak_bytes:
@@ -285,9 +326,6 @@ class Chooser:
                 for other in chosen
             ):
                 chosen.append(point)
-        try:
-            for point in chosen:
-                program.add(point)
-        except TimeIsUpError:
-            return False
+        for point in chosen:
+            program.add(point)
         return bool(chosen)

@@ -7,7 +7,8 @@ choice of calls.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 
 import pulp
 
@@ -17,7 +18,26 @@ from scheduler.pytorch.modules.regions import Layout, Regions
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult, is_set
 
-_Term = tuple[pulp.LpVariable, float]
+
+@dataclass
+class _Sum:
+    """A constant, and bytes times variables."""
+
+    constant: int = 0
+    coefficients: dict[pulp.LpVariable, int] = field(default_factory=dict)
+
+    def add(self, variable: pulp.LpVariable, size: int) -> None:
+        """Add bytes times a variable."""
+        self.coefficients[variable] = self.coefficients.get(variable, 0) + size
+
+    @property
+    def most(self) -> int:
+        """The largest value that it can have."""
+        return self.constant + sum(size for size in self.coefficients.values() if size > 0)
+
+    def terms(self, unit: float) -> list[tuple[pulp.LpVariable, float]]:
+        """Return the variables with their coefficients, in a unit of bytes."""
+        return [(variable, size / unit) for variable, size in self.coefficients.items() if size]
 
 
 @dataclass(frozen=True)
@@ -30,16 +50,21 @@ class Options:
         Per call that may be recomputed: the time that it adds.
     savings : dict of int to float
         Per call that may keep expensive results: the time that it then saves.
+    saved_bytes, kept_bytes : dict of int to int
+        Per call: about what it holds more if it is not recomputed, or if it keeps expensive results.
     """
 
     times: dict[int, float]
     savings: dict[int, float]
+    saved_bytes: dict[int, int]
+    kept_bytes: dict[int, int]
 
     @classmethod
     def of(cls, layout: Layout) -> Options:
         """Return the calls whose recomputation frees something that their arguments do not hold."""
         tree = layout.tree
         times, savings = {}, {}
+        saved_bytes, kept_bytes = {}, {}
         for c, call in enumerate(tree.calls):
             segments = range(call.start, call.stop)
             if call.refusal or not any(_frees(layout, c, i) for i in segments):
@@ -50,9 +75,14 @@ class Options:
                 for i in segments
                 if any(layout.groups[g].is_expensive for g in layout.born[i])
             )
+            groups = {g for i in segments for g in layout.saved[i]} - set(layout.held[c])
+            inputs = sum(layout.groups[g].size_bytes for g in layout.held[c])
+            saved_bytes[c] = sum(layout.groups[g].size_bytes for g in groups) - inputs
             if saved > 0:
                 savings[c] = saved
-        return cls(times, savings)
+                born = [layout.groups[g] for i in segments for g in layout.born[i]]
+                kept_bytes[c] = sum(group.size_bytes for group in born if group.is_expensive)
+        return cls(times, savings, saved_bytes, kept_bytes)
 
 
 def _frees(layout: Layout, call: int, segment: int) -> bool:
@@ -73,7 +103,6 @@ class Program:
         None to minimize the peak.
     most_bytes : int
         A peak that can be reached, such as that of saving everything.
-    deadline : Deadline
     """
 
     def __init__(
@@ -83,11 +112,10 @@ class Program:
         resident_bytes: int,
         budget_bytes: int | None,
         most_bytes: int,
-        deadline: Deadline,
     ) -> None:
         self.points = Points(layout, options.times, options.savings)
         self.added: set[Point] = set()
-        self.program = IntegerProgram("modules", deadline)
+        self.program = IntegerProgram("modules")
         self.unit = max(1.0, most_bytes / 1000)
         self.peak = None if budget_bytes is not None else self.program.fraction("peak", 1.0)
         self.least = resident_bytes
@@ -99,6 +127,8 @@ class Program:
         for c, time in options.savings.items():
             self.variables[Literal(c, True)] = self.program.binary(f"keep_{c}", -costs * time)
         self.holdings: dict[Holding, pulp.LpVariable] = {}
+        self.subtotals: dict[object, pulp.LpVariable] = {}
+        self.parts = _parts(layout)
         self._add_rules(layout)
 
     def _add_rules(self, layout: Layout) -> None:
@@ -122,30 +152,40 @@ class Program:
         """Bound the memory at a point."""
         self.added.add(point)
         memory = self.points.memory(point)
-        terms: dict[Literal, float] = {}
-        more: list[_Term] = []
-        constant = float(memory.constant)
+        parts: defaultdict[int, _Sum] = defaultdict(_Sum)
+        parts[OUTSIDE].constant = memory.constant
         for holding, size in memory.held.items():
-            literal, sign = _single(holding)
+            part, (literal, sign) = parts[self._part(holding)], _single(holding)
             if literal is None:
-                more.append((self._holding(holding), size))
-                continue
-            terms[literal] = terms.get(literal, 0.0) + sign * size
-            constant += size if sign < 0 else 0
-        most = self.limit_bytes - constant
+                part.add(self._holding(holding), size)
+            else:
+                part.add(self.variables[literal], sign * size)
+                part.constant += size if sign < 0 else 0
+        row = parts.pop(OUTSIDE)
+        for part in parts.values():
+            row.add(self._subtotal(part), part.most)
         if memory.region != OUTSIDE:  # bound only if the region is recomputed
-            excess = constant + sum(size for _, size in more) + sum(max(0.0, t) for t in terms.values())
-            slack = max(0.0, excess - (0 if self.peak is not None else self.limit_bytes))
-            literal = Literal(memory.region)
-            terms[literal] = terms.get(literal, 0.0) + slack
-            most += slack
-        row = [(self.variables[literal], size) for literal, size in terms.items()] + more
-        if self.peak is not None:  # peak = 1 is the largest peak of interest
-            row.append((self.peak, -float(self.limit_bytes)))
-            most -= self.limit_bytes
-        self.program.at_most(
-            "memory", [(variable, size / self.unit) for variable, size in row if size], most / self.unit
-        )
+            slack = max(0, row.most - (0 if self.peak is not None else self.limit_bytes))
+            row.add(self.variables[Literal(memory.region)], slack)
+            row.constant -= slack
+        if self.peak is not None:
+            row.add(self.peak, -self.limit_bytes)
+        most = (0 if self.peak is not None else self.limit_bytes) - row.constant
+        self.program.at_most("memory", row.terms(self.unit), most / self.unit)
+
+    def _part(self, holding: Holding) -> int:
+        """Return the part of the step in which all calls are made that a holding depends on; `OUTSIDE` if none."""
+        parts = {self.parts[c] for true, false in holding for c, _ in true | false} - {OUTSIDE}
+        return parts.pop() if len(parts) == 1 else OUTSIDE
+
+    def _subtotal(self, part: _Sum) -> pulp.LpVariable:
+        """Return a variable for the bytes that one part of the step holds, as a share of the most; rows share it."""
+        key = (part.constant, frozenset(part.coefficients.items()))
+        if key not in self.subtotals:
+            self.subtotals[key] = total = self.program.fraction("held_by_part")
+            terms = [(total, part.most / self.unit), *((v, -size) for v, size in part.terms(self.unit))]
+            self.program.at_least("held_by_part", terms, part.constant / self.unit)
+        return self.subtotals[key]
 
     def _holding(self, holding: Holding) -> pulp.LpVariable:
         """Return a variable that is at least 1 if something is held."""
@@ -169,6 +209,16 @@ class Program:
             if keeps and is_set(variable):
                 regions[c] = True
         return result, regions if result.found else {}
+
+
+def _parts(layout: Layout) -> list[int]:
+    """Return, per call, the one around it among the calls that the busiest call makes; `OUTSIDE` if there is none."""
+    callers = Counter(call.caller for call in layout.tree.calls)
+    busiest = callers.most_common(1)[0][0] if callers else OUTSIDE
+    parts: list[int] = []
+    for c, call in enumerate(layout.tree.calls):
+        parts.append(c if call.caller == busiest else OUTSIDE if call.caller == OUTSIDE else parts[call.caller])
+    return parts
 
 
 def _single(holding: Holding) -> tuple[Literal | None, int]:

@@ -14,13 +14,14 @@ import pytest
 import scheduler as sc
 from scheduler.cli import main
 from scheduler.decisions import Decision
-from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOptionError
+from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOptionError, OutOfTimeError
 from scheduler.export.chrome_trace import plan_to_chrome_trace
 from scheduler.plan import Plan, plan_schema
 from scheduler.pytorch.modules.choice import plan_modules
 from scheduler.pytorch.modules.lowering import lower
 from scheduler.solution import Status
 from tests.support.call_trees import Machine, block_tree, every_choice, random_tree, transformer_tree
+from tests.support.fake_clock import FakeClock
 
 SEEDS = range(25)
 
@@ -145,3 +146,10 @@ def test_a_claim_in_a_plan_of_modules_that_is_untrue_is_found(tmp_path: Path) ->
     path.write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(sc.PlanClaimError, match="peak_bytes"):
         Plan.load(path)
+
+
+def test_a_search_without_time_to_solve_anything_says_so() -> None:
+    with FakeClock(seconds_per_look=1.0), pytest.raises(OutOfTimeError, match=r"no schedule found in 0\.5 s"):
+        plan_modules(transformer_tree(2), "1%", time_limit=0.5)
+    with FakeClock(seconds_per_look=1.0):
+        assert plan_modules(transformer_tree(2), "min", time_limit=0.5).peak_bytes > 0
