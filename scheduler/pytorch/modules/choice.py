@@ -214,19 +214,27 @@ class Chooser:
             self._note(found, candidate, budget_bytes)
         program = self._program(budget_bytes)
         self._add(program, self.plain, budget_bytes)
-        current = max(gap, _FIRST_GAP)
+        current, is_exact = max(gap, _FIRST_GAP), True
         while not self._is_done(found, gap) and not deadline.passed:
             found.programs += 1
             result, regions = program.minimize(deadline, absolute_gap=current * self.plain.time)
-            if result.infeasible:
-                found.infeasible = True
-                break
-            found.bound = max(found.bound, self.plain.time + result.bound)
+            if is_exact:
+                found.infeasible = result.infeasible
+                if not result.infeasible:
+                    found.bound = max(found.bound, self.plain.time + result.bound)
             if not result.found:
                 break
             candidate = self.candidate(regions)
             self._note(found, candidate, budget_bytes)
             if self._add(program, candidate, budget_bytes):
+                continue
+            if candidate.peak_bytes > budget_bytes:  # by the tolerance of the solver: leave more than that
+                if not is_exact:
+                    break
+                points, is_exact = program.added, False
+                program = self._program(2 * budget_bytes - candidate.peak_bytes)
+                for point in points:
+                    program.add(point)
                 continue
             if candidate is found.best:
                 found.best = self._relaxed(candidate, budget_bytes)

@@ -8,7 +8,7 @@ choice of calls.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pulp
 
@@ -17,6 +17,8 @@ from scheduler.pytorch.modules.points import Holding, Literal, Point, Points
 from scheduler.pytorch.modules.regions import Layout, Regions
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult, is_set
+
+_COMMON_SIZE = 1000.0
 
 
 @dataclass
@@ -116,11 +118,12 @@ class Program:
         self.points = Points(layout, options.times, options.savings)
         self.added: set[Point] = set()
         self.program = IntegerProgram("modules")
-        self.unit = max(1.0, most_bytes / 1000)
+        # Solvers have absolute tolerances: bytes and seconds are scaled to numbers of a common size.
+        self.unit = max(1.0, most_bytes / _COMMON_SIZE)
+        self.time_unit = sum(options.times.values()) / _COMMON_SIZE or 1.0
         self.peak = None if budget_bytes is not None else self.program.fraction("peak", 1.0)
-        self.least = resident_bytes
         self.limit_bytes = most_bytes - resident_bytes if budget_bytes is None else budget_bytes - resident_bytes
-        costs = 0.0 if self.peak is not None else 1.0
+        costs = 0.0 if self.peak is not None else 1 / self.time_unit
         self.variables: dict[Literal, pulp.LpVariable] = {}
         for c, time in options.times.items():
             self.variables[Literal(c)] = self.program.binary(f"recompute_{c}", costs * time)
@@ -202,8 +205,13 @@ class Program:
         return self.holdings[holding]
 
     def minimize(self, deadline: Deadline, *, absolute_gap: float) -> tuple[MilpResult, Regions]:
-        """Solve the program with the points added so far; return the result, and the calls to recompute."""
-        result = self.program.minimize(deadline, absolute_gap=absolute_gap)
+        """Solve the program with the points added so far; return the result, and the calls to recompute.
+
+        Bound, objective and gap are in the unit of time, or shares of the most bytes for the peak.
+        """
+        unit = self.time_unit if self.peak is None else 1.0
+        solved = self.program.minimize(deadline, absolute_gap=absolute_gap / unit)
+        result = replace(solved, bound=solved.bound * unit, objective=solved.objective * unit)
         regions = {c: False for (c, keeps), variable in self.variables.items() if not keeps and is_set(variable)}
         for (c, keeps), variable in self.variables.items():
             if keeps and is_set(variable):

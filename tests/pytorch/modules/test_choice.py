@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -100,6 +101,37 @@ def test_no_random_choice_of_blocks_is_faster_at_the_same_peak(spread: int) -> N
     assert plan_modules(lowered, everything.peak_bytes).time <= everything.time
     for budget in random.Random(6).sample(sorted(outcomes), 3):
         assert plan_modules(lowered, budget).time <= min(time for peak, time in outcomes.items() if peak <= budget)
+
+
+@pytest.mark.parametrize(("seconds", "size"), [(1e-7, 2**32), (1e7, 3)])
+def test_the_units_of_time_and_memory_do_not_matter(seconds: float, size: int) -> None:
+    tree = random_tree(12, most_calls=7)
+    segments = [
+        replace(
+            segment,
+            forward_time=segment.forward_time * seconds,
+            backward_time=segment.backward_time * seconds,
+            expensive_time=segment.expensive_time * seconds,
+            forward_peak_bytes=segment.forward_peak_bytes * size,
+            saving_forward_peak_bytes=segment.saving_forward_peak_bytes * size,
+            backward_peak_bytes=segment.backward_peak_bytes * size,
+            gradient_bytes=segment.gradient_bytes * size,
+            parameter_gradient_bytes=segment.parameter_gradient_bytes * size,
+        )
+        for segment in tree.segments
+    ]
+    scaled = replace(
+        tree,
+        segments=tuple(segments),
+        storages=tuple(replace(storage, size_bytes=storage.size_bytes * size) for storage in tree.storages),
+        calls=tuple(replace(call, copied_bytes=call.copied_bytes * size) for call in tree.calls),
+        resident=tuple(replace(tensor, size_bytes=tensor.size_bytes * size) for tensor in tree.resident),
+    )
+    for budget in ("min", "min+30%", "min+70%"):
+        one, other = plan_modules(tree, budget, gap=0.0), plan_modules(scaled, budget, gap=0.0)
+        assert other.time == pytest.approx(one.time * seconds)
+        assert other.status is Status.OPTIMAL
+        assert plan_modules(scaled, other.peak_bytes, gap=0.0).time == pytest.approx(other.time)
 
 
 def test_budgets_are_read_in_every_form() -> None:
