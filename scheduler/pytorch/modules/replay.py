@@ -13,6 +13,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from scheduler.pytorch.modules.recomputation.call_state import CallState, Changi
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults
 from scheduler.pytorch.torch_private.autograd import determinism_check_of, is_transformed, stops_early
+from scheduler.pytorch.torch_private.modules import COMPILED_CALL
 
 Forward = Callable[..., object]
 
@@ -236,20 +238,22 @@ class _Region:
 
 
 class _Replaced:
-    """A module whose forward is replaced, for as many runs as `users` says."""
+    """A module whose forward is replaced, for as many runs as `users` says; its compiled call, if it has one."""
 
     def __init__(self, module: nn.Module) -> None:
         self.users = 0
-        self._own = vars(module).get("forward")
         self._module = module
+        self._name = "forward" if vars(module).get(COMPILED_CALL) is None else COMPILED_CALL
+        self._own = vars(module).get(self._name)
+        forward = module.forward if self._name == "forward" else self._own
         # Not set as an attribute, which the module of a script or of torch.compile would handle itself.
-        vars(module)["forward"] = _planned_forward(module, module.forward)
+        vars(module)[self._name] = _planned_forward(module, cast("Forward", forward))
 
     def restore(self) -> None:
         if self._own is None:
-            vars(self._module).pop("forward", None)
+            vars(self._module).pop(self._name, None)
         else:
-            vars(self._module)["forward"] = self._own
+            vars(self._module)[self._name] = self._own
 
 
 _replaced: dict[nn.Module, _Replaced] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from scheduler.errors import ExecutionError
+from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
 from scheduler.pytorch.modules.calls import Decision
 from scheduler.pytorch.modules.replay import Replay, is_following
 
@@ -270,3 +272,30 @@ def test_autocast_is_that_of_the_forward() -> None:
             loss = model(x).float().sum()
     for gradient, plain in zip(torch.autograd.grad(loss, [*model.parameters()]), expected, strict=True):
         assert torch.equal(gradient, plain)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_compiled_modules_are_recomputed_as_a_whole_without_compiling_again(*, in_place: bool) -> None:
+    compiled: list[torch.fx.GraphModule] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 1))
+    plain, x = copy.deepcopy(model), torch.randn(64, 4)
+    if in_place:
+        model[0].compile(backend=compiler)
+    else:
+        model[0] = torch.compile(model[0], backend=compiler)
+    model(x)
+    count = len(compiled)
+    tracker = StorageTracker(resident_tensors(model, x))
+    with tracker, Replay(model, [Decision("0", 0)]).following():
+        loss = model(x).sum()
+    assert tracker.live_bytes == 4 * 64 * 4 + 4  # the input of the last layer, and the loss
+    found = torch.autograd.grad(loss, [*model.parameters()])
+    for gradient, expected in zip(found, torch.autograd.grad(plain(x).sum(), [*plain.parameters()]), strict=True):
+        torch.testing.assert_close(gradient, expected)
+    assert len(compiled) == count

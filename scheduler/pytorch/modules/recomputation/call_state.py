@@ -17,7 +17,7 @@ from scheduler.pytorch.capture.kept_state import RandomState
 from scheduler.pytorch.guards.outside_states import OutsideState
 from scheduler.pytorch.guards.parts import OF_EVERY_MODULE
 from scheduler.pytorch.guards.read_names import is_installed, is_library, vars_of
-from scheduler.pytorch.torch_private.modules import buffers_of, is_batch_norm, parameters_of
+from scheduler.pytorch.torch_private.modules import COMPILED_CALL, buffers_of, is_batch_norm, parameters_of
 from scheduler.pytorch.torch_private.tensors import is_traceable_wrapper_subclass, version_of
 
 ChangingBuffers = dict[tuple[nn.Module, str], bool]
@@ -252,7 +252,8 @@ class _Contents:
                 holder.extend(content) if isinstance(holder, list | deque) else holder.update(content)  # type: ignore[arg-type]
 
 
-_NOT_ATTRIBUTES = OF_EVERY_MODULE | {"forward"}
+_NOT_ATTRIBUTES = OF_EVERY_MODULE | {"forward", COMPILED_CALL}
+"""The last two are replaced while a plan is followed."""
 _PLAIN = (bool, int, float, str, bytes, type(None), Tensor, nn.Parameter)
 _HOLDERS = (list, dict, set, deque)
 
