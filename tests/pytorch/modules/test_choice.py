@@ -24,7 +24,7 @@ from scheduler.solution import Status
 from tests.support.call_trees import Machine, block_tree, every_choice, random_tree, transformer_tree
 from tests.support.fake_clock import FakeClock
 
-SEEDS = range(25)
+SEEDS = range(12)
 
 
 @cache
