@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Literal, cast, get_args
 
-from scheduler.decisions import RECOMPUTES, Decision, decisions_of
+from scheduler.decisions import RECOMPUTES, Decision, call_ranges, decisions_of
 from scheduler.errors import (
     InvalidGraphError,
     InvalidScheduleError,
@@ -145,6 +145,12 @@ class Plan:
         return decisions_of(self.graph, self.schedule)
 
     @cached_property
+    def saved_data(self) -> tuple[str, ...]:
+        """The saved tensors that hold data: those on storages of 0 bytes only order the operations."""
+        index = self.graph.index
+        return tuple(name for name in self.saved if index.storage_bytes[index.storage_of[index.tensor_ids[name]]])
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over the plan's whole content."""
         return sha256(self._content())
@@ -245,7 +251,7 @@ class Plan:
         unit, smallest = self.graph.time_unit, self.smallest_peak_bytes
         recomputed = {name: runs for name, runs in self.simulation.recomputed.items() if runs}
         peak = f"{self.peak_text(self.peak_bytes)} instead of {format_bytes(self.baseline_peak_bytes)}"
-        calls = tuple(str(decision) for decision in self.decisions)
+        calls, saved = tuple(map(str, call_ranges(self.decisions))), self.saved_data
         rows = [
             ("plan", f"{self.graph.name or 'without a name'}, {self.granularity}: {self.parts_text()}"),
             ("status", f"{self.status.name}: {self.status.value}"),
@@ -260,8 +266,8 @@ class Plan:
             ),
             *([] if smallest is None else [("smallest", f"{self.peak_text(smallest)} is the smallest peak known")]),
             ("solver", f"{self.solver}, {self.solve_seconds:.3g} s"),
-            ("saved", f"{format_bytes(self.simulation.saved_bytes)} in {len(self.saved)} tensors{_shown(self.saved)}"),
-            *([("calls", f"{len(calls)} recomputed{_shown(calls)}")] if calls else []),
+            ("saved", f"{format_bytes(self.simulation.saved_bytes)} in {len(saved)} tensors{_shown(saved)}"),
+            *([("calls", f"{len(self.decisions)} recomputed{_shown(calls)}")] if calls else []),
             (
                 "recomputed",
                 f"{sum(recomputed.values())} runs of {len(recomputed)} operations{_shown(tuple(recomputed))}",
@@ -275,8 +281,8 @@ class Plan:
 
     def parts_text(self) -> str:
         """Return the number of operations, or of the calls of modules if it is of granularity "modules"."""
-        calls = sum(operation.kind == RECOMPUTES for operation in self.graph.operations)
         if self.granularity == "modules":
+            calls = sum(operation.kind == RECOMPUTES for operation in self.graph.operations)
             return f"{calls} calls of modules, {len(self.decisions)} recomputed"
         return f"{len(self.graph.operations)} operations"
 

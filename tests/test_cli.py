@@ -17,6 +17,7 @@ import pytest
 
 import scheduler as sc
 from scheduler.cli import _parser, main, training
+from scheduler.decisions import call_ranges
 from scheduler.pytorch.costs.progress import TracingProgress
 from tests.support.paths import ROOT
 from tests.support.training_graphs import conv_net, uniform_chain
@@ -284,6 +285,10 @@ def test_a_model_that_cannot_be_captured_trains_by_modules_and_is_shown_so(
     assert f"Model: 21 calls of modules, {len(plan.decisions)} recomputed" in printed.out
     assert f"proof    {plan.status.name} in modules: " in printed.out
     assert "the planned step equals the plain one: loss, 16 gradients" in printed.out
+    assert main(["show", "plan.json"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert sum(line.strip().startswith("recompute ") for line in shown) == len(call_ranges(plan.decisions))
+    assert not any(line.startswith("           0 B") for line in shown)
 
 
 def test_frontier_prints_and_writes_one_row_per_budget(

@@ -10,6 +10,7 @@ from scheduler.api import lower, make_plan
 from scheduler.cli.answers import DONE, plan_facts, print_answer, say, show_line, show_search
 from scheduler.cli.arguments import GRAPH, Commands, add_command, add_solving, solve_options
 from scheduler.cli.graphs import read_named_graph
+from scheduler.decisions import call_ranges
 from scheduler.graph.chain import Chain
 from scheduler.graph.formats import read_graph
 from scheduler.plan import Plan
@@ -61,13 +62,13 @@ def _show(options: argparse.Namespace) -> int:
         return DONE
     print_answer({key: value for key, value in answer.items() if key not in ("saved", "calls", "recomputed")}, False)
     sizes = {tensor.name: tensor.size_bytes for tensor in plan.graph.tensors}
-    print(f"\nsaved for the backward phase: {len(plan.saved)} tensors")
-    for name in plan.saved:
+    print(f"\nsaved for the backward phase: {len(plan.saved_data)} tensors")
+    for name in plan.saved_data:
         print(f"  {format_bytes(sizes[name]):>12}  {name}")
-    if plan.decisions:
-        print(f"\nrecomputed calls of modules: {len(plan.decisions)}")
-        for decision in plan.decisions:
-            print(f"  {decision}")
+    if plan.granularity == "modules":
+        print(f"\n{plan.parts_text()}")
+        for calls in call_ranges(plan.decisions):
+            print(f"  {'  ' * calls.depth}recompute {calls}")
     print(f"\nrecomputed: {len(recomputed)} operations, {sum(recomputed.values())} runs")
     for name, runs in recomputed.items():
         print(f"  {runs:>3} x  {name}")

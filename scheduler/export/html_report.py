@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from scheduler.decisions import call_ranges
 from scheduler.files import write_text
 from scheduler.plan import Plan
 from scheduler.plots import inline_svg, plot_memory, plot_schedule
@@ -42,8 +43,8 @@ class LayerRow:
     ----------
     layer : str
     saved : tuple of (str, int)
-        Tensors of its operations that are live at the end of the forward phase, with the
-        bytes that each adds: of several tensors on one storage only the first adds bytes.
+        Tensors of its operations that hold data and are live at the end of the forward phase, with
+        the bytes that each adds: of several tensors on one storage only the first adds bytes.
     recomputed : tuple of (str, int)
         Recomputed tasks, by the name of their default, with the number of recomputations.
     recomputed_time : float
@@ -82,8 +83,8 @@ def layer_rows(plan: Plan) -> tuple[LayerRow, ...]:
     times: dict[str, list[float]] = {layer: [] for layer in layers}
     counted: set[int] = set()
     for holding in timeline.holdings:
-        if holding.is_saved:
-            storage = index.storage_of[index.tensor_ids[holding.tensor]]
+        storage = index.storage_of[index.tensor_ids[holding.tensor]]
+        if holding.is_saved and index.storage_bytes[storage]:
             size = 0 if storage in counted else index.storage_bytes[storage]
             counted.add(storage)
             saved[holding.layer].append((holding.tensor, size))
@@ -137,7 +138,7 @@ def report_html(plan: Plan) -> str:
 {inline_svg(plot_schedule, plan, "schedule")}
 <figcaption>Runs of each layer, and the times over which its tensors are live.</figcaption>
 </figure>
-<h2>Saved and recomputed by layer</h2>
+{_calls(plan)}<h2>Saved and recomputed by layer</h2>
 {_layer_table(plan)}
 <h2>Claims</h2>
 {_table("claims", _claims(plan))}
@@ -197,7 +198,7 @@ def _layer_table(plan: Plan) -> str:
     total = _row(
         "all layers",
         format_bytes(simulation.saved_bytes),
-        _counted(len(plan.saved), "tensor"),
+        _counted(sum(len(row.saved) for row in rows), "tensor"),
         _share(math.fsum(row.recomputed_time for row in rows), plan),
         _counted(sum(simulation.recomputed.values()), "run"),
     )
@@ -207,6 +208,15 @@ def _layer_table(plan: Plan) -> str:
         + "\n".join(body)
         + f"\n</tbody>\n<tfoot>{total}</tfoot>\n</table>"
     )
+
+
+def _calls(plan: Plan) -> str:
+    """Return the section on the recomputed calls of a plan by modules, "" for other plans."""
+    if plan.granularity != "modules":
+        return ""
+    ranges = call_ranges(plan.decisions)
+    items = "".join(f"<li>{'&emsp;' * found.depth}recompute {escape(str(found))}</li>" for found in ranges)
+    return f'<h2>Recomputed modules</h2>\n<p>{plan.parts_text()}.</p>\n<ul id="calls">{items}</ul>\n'
 
 
 def _row(layer: str, *cells: str) -> str:

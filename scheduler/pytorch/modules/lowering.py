@@ -213,7 +213,7 @@ class _Lowering:
 
     def _module(self, segment: int) -> str:
         call = self.tree.segments[segment].call
-        return "" if call == OUTSIDE else self.tree.calls[call].module
+        return _OUTSIDE if call == OUTSIDE else self.tree.calls[call].module or _MODEL
 
     def _group(self, key: TensorKey) -> str:
         """Add a tensor on the storage of a group; the first one names the storage."""

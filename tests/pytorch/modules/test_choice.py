@@ -149,21 +149,22 @@ def test_budgets_are_read_in_every_form() -> None:
 
 
 def test_a_plan_of_modules_can_be_used_like_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan, path = plan_modules(transformer_tree(3), "40%"), tmp_path / "plan.json"
+    plan, path, report = plan_modules(transformer_tree(3), "40%"), tmp_path / "plan.json", tmp_path / "report.html"
     plan.save(path)
     assert Plan.load(path) == plan
     assert plan.granularity == "modules"
     jsonschema.validate(json.loads(path.read_text(encoding="utf-8")), plan_schema())
     assert [str(decision) for decision in plan.decisions] == ["h.0", "h.1", "h.2"]
-    assert "calls         3 recomputed: h.0, h.1, h.2" in plan.summary()
+    assert "calls         3 recomputed: h.0-2" in plan.summary()
     for command in (
         ["show"],
         ["verify"],
-        ["report", "-o", str(tmp_path / "r.html")],
+        ["report", "-o", str(report)],
         ["export", "-o", str(tmp_path / "t")],
     ):
         assert main([command[0], str(path), *command[1:]]) == 0
-    assert "recomputed calls of modules: 3\n  h.0\n  h.1\n  h.2\n" in capsys.readouterr().out
+    assert "\n43 calls of modules, 3 recomputed\n  recompute h.0-2\n" in capsys.readouterr().out
+    assert '43 calls of modules, 3 recomputed.</p>\n<ul id="calls"><li>recompute h.0-2</li></ul>' in report.read_text()
     assert main(["show", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["calls"] == ["h.0", "h.1", "h.2"]
     categories = [event.get("cat") for event in plan_to_chrome_trace(plan)["traceEvents"]]  # type: ignore[attr-defined]
