@@ -106,20 +106,24 @@ class OutsideStates:
         return generator.initial_seed() == _SEED
 
     @property
+    def own_states(self) -> list[OutsideState]:
+        """The states other than those of the global generators."""
+        return self.states[self._global_count :]
+
+    @property
     def has_own_generators(self) -> bool:
         """Whether the step can reach a generator other than the global ones."""
-        return any(state.is_random for state in self.states[self._global_count :])
+        return any(state.is_random for state in self.own_states)
 
     @property
     def own_generators(self) -> list[torch.Generator]:
         """The generators of torch other than the default ones."""
-        owners = (state.owner for state in self.states[self._global_count :])
+        owners = (state.owner for state in self.own_states)
         return [owner for owner in owners if isinstance(owner, torch.Generator)]
 
     def named(self, name: str) -> list[OutsideState]:
         """Return the states that belong to an attribute or global of this name, and to what it holds."""
-        own = self.states[self._global_count :]
-        return [state for state in own if name in re.findall(r"\w+", state.name.partition(" (")[0])]
+        return [state for state in self.own_states if name in re.findall(r"\w+", state.name.partition(" (")[0])]
 
 
 def _same(before: object, now: object) -> bool:

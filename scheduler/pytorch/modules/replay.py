@@ -299,7 +299,7 @@ def is_following() -> bool:
 
 
 def _own_generators(model: nn.Module) -> list[OutsideState]:
-    states = OutsideStates(model, None, ReadNames(model, None)).states
+    states = OutsideStates(model, None, ReadNames(model, None)).own_states
     return [state for state in states if state.is_random]
 
 

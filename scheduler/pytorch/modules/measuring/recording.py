@@ -149,9 +149,9 @@ class _Step:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Leave everything as it was; `_begin_run` goes back to it, too."""
+        """Leave everything as it was; each run begins from the same state."""
         parts = [self._model, *([self._loss] if isinstance(self._loss, nn.Module) else [])]
-        outside = OutsideStates(self._model, self._loss, ReadNames(self._model, self._loss)).states
+        outside = OutsideStates(self._model, self._loss, ReadNames(self._model, self._loss)).own_states
         self._generators = [one for one in outside if one.is_random]
         state = State(parts, self._given, outside, parameters=False)
         others = [one.save() for one in outside if not one.is_random]
@@ -186,11 +186,13 @@ class _Step:
         saving = Saving(observer, kept)
         calls = Calls(observer, saving.pack, self._generators)
         buffers, changing = self._buffers(observer)
+        # While it is followed, planned modules inside the model follow no plan of their own.
+        unplanned = Replay(self._model, (), generators=self._generators)
         try:
             with (
                 saved_tensors_hooks(saving.pack, saving.unpack),
                 watched_calls(self._model, calls),
-                Replay(self._model, ()).following(),  # so that planned modules inside follow no plan of their own
+                unplanned.following(),
                 observer,
             ):
                 value = self._forward()
@@ -221,7 +223,8 @@ class _Step:
     def _run(self, forward: _Forward, decisions: Sequence[Decision], *, profiled: bool) -> Log:
         self._reset()
         seen = {(call.module, call.number): position for position, call in enumerate(forward.calls.seen)}
-        replay = Replay(self._model, [Decision(one.module, one.number) for one in decisions])
+        again = [Decision(one.module, one.number) for one in decisions]
+        replay = Replay(self._model, again, generators=self._generators)
         observer = Observer([tensor for tensor, _ in self._named.values()], self._device, profiled=profiled)
         follower = Follower(observer, forward.calls, [seen[one.module, one.number] for one in decisions])
         try:
