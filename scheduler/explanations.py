@@ -33,7 +33,7 @@ _LEAST_SHARE = 0.05
 """Roles with a smaller share of the memory that is fixed are not named."""
 
 
-def explain(problem: Problem, solution: Solution, known_bytes: int, *, least_bytes: int = 0) -> str:
+def explain(problem: Problem, solution: Solution, known_bytes: int, *, least_bytes: int = 0, scope: str = "") -> str:
     """Return why there is no schedule, and what to do, given the smallest known peak.
 
     Parameters
@@ -45,6 +45,8 @@ def explain(problem: Problem, solution: Solution, known_bytes: int, *, least_byt
         The smallest known peak.
     least_bytes : int
         A proven lower bound on the peak in the search space, if it is known.
+    scope : str, optional
+        What a proof covers, if not every schedule: "for every choice of ...".
     """
 
     def peak(count: int) -> str:
@@ -59,8 +61,8 @@ def explain(problem: Problem, solution: Solution, known_bytes: int, *, least_byt
         why = f"no schedule fits {budget}: what a step begins and ends with needs {peak(fixed.total())}."
     elif solution.status is Status.INFEASIBLE:
         why = (
-            f"no schedule fits {budget}: this is proven, although no operation alone needs that much"
-            f' ("{floor.operation}" needs most: {peak(floor.bytes)}).'
+            f"no schedule fits {budget}: this is proven{scope and f' {scope}'}, although no operation alone needs that"
+            f' much ("{floor.operation}" needs most: {peak(floor.bytes)}).'
         )
     elif known_bytes <= problem.budget_bytes:
         return (

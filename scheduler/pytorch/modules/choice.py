@@ -29,6 +29,8 @@ from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.smallest_peak import SHARE_OF_TIME
 
 SEARCH_SPACE = "modules"
+_SCOPE = "for every choice of modules to recompute"
+_ADVICE = ' If the step can be captured, granularity="operations" may need less.'
 _STEPS = 500
 """The smallest peak is searched to within the distance from the floor to the save-everything peak over this."""
 _TOLERANCE = 1e-9
@@ -143,7 +145,7 @@ def plan_modules(
         with stopped_by_interrupt(deadline):
             least = chooser.smallest(step=_step(problem), deadline=deadline, starts=[found.smallest])
         known, proven = least.smallest.peak_bytes, math.ceil(least.bound * (1 - _TOLERANCE))
-        message = explain(problem, solution, known, least_bytes=proven)
+        message = explain(problem, solution, known, least_bytes=proven, scope=_SCOPE) + _ADVICE
         solution = replace(solution, messages=(message, *solution.messages), smallest_peak_bytes=known)
     return plan_of(lowered.graph, solution, time_limit=time_limit, granularity="modules")
 

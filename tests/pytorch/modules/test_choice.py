@@ -63,6 +63,14 @@ def test_the_smallest_peak_is_that_of_trying_every_choice(seed: int) -> None:
     assert "The smallest possible schedule needs" in str(caught.value)
 
 
+def test_a_proof_says_that_it_covers_choices_of_modules_and_what_else_may_help() -> None:
+    smallest = plan_modules(block_tree(8), "min").peak_bytes
+    with pytest.raises(BudgetTooSmallError) as caught:
+        plan_modules(block_tree(8), smallest - 1)
+    assert "this is proven for every choice of modules to recompute, although no operation" in str(caught.value)
+    assert str(caught.value).endswith('If the step can be captured, granularity="operations" may need less.')
+
+
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_of_equal_blocks_as_many_are_recomputed_as_the_budget_demands(count: int) -> None:
     """Eight blocks save 10 bytes each and return 2; one that is recomputed holds its input of 2 instead.
