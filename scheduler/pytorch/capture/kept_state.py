@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,10 +14,13 @@ from torch import Tensor, nn
 
 from scheduler.pytorch.capture.module_state import Attributes
 from scheduler.pytorch.guards.outside_states import OutsideState
-from scheduler.pytorch.measurement.rng import Generators, restore_generators, save_generators
+from scheduler.pytorch.measurement.rng import NumpyState, equal_numpy, global_generators, restore_numpy, save_numpy
 from scheduler.pytorch.torch_private import pytree
 from scheduler.pytorch.torch_private.modules import MODULES, PARAMETERS
 from scheduler.pytorch.torch_private.tensors import is_traceable_wrapper_subclass, storage_id
+
+_PYTHON, _NUMPY = random.getstate.__self__, np.random.get_state.__self__  # type: ignore[attr-defined]
+"""The global generators of Python and of NumPy."""
 
 
 class RandomState:
@@ -24,49 +29,124 @@ class RandomState:
     Parameters
     ----------
     own : iterable of OutsideState
-        Generators of the user, in addition to the global ones.
+        Generators of the user, in addition to the global ones, which may be among them.
     """
 
     def __init__(self, own: Iterable[OutsideState] = ()) -> None:
-        random_states = [state for state in own if state.is_random]
-        generators = [state.owner for state in random_states if isinstance(state.owner, torch.Generator)]
-        self._torch: Generators = save_generators()
-        known = [one for one, _ in self._torch]
-        self._torch += [(one, one.get_state()) for one in generators if one not in known]
-        self._own = [(s.name, s.read(), s.save()) for s in random_states if not isinstance(s.owner, torch.Generator)]
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()
+        sources: list[_Source] = [_TorchSource(generator) for generator in global_generators()]
+        known = {id(_PYTHON), id(_NUMPY), *(id(source.owner) for source in sources)}
+        sources += [
+            _TorchSource(state.owner) if isinstance(state.owner, torch.Generator) else _OwnSource(state)
+            for state in own
+            if state.is_random and id(state.owner) not in known
+        ]
+        self._sources = (*sources, _PythonSource(), _NumpySource())
+        self._states = [source.read() for source in self._sources]
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the states of torch's generators, which are on the CPU."""
-        return sum(state.nbytes for _, state in self._torch)
+        return sum(state.nbytes for state in self._states if isinstance(state, Tensor))
 
     def restore(self) -> None:
         """Put the generators back to these states."""
-        restore_generators(self._torch)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        for _, _, restore in self._own:
-            restore()
+        for source, state in zip(self._sources, self._states, strict=True):
+            source.put(state)
+
+    def now(self) -> RandomState:
+        """Return the present states of the same generators."""
+        return self._with(self._sources, [source.read() for source in self._sources])
+
+    def changed(self, other: RandomState) -> RandomState:
+        """Return the states of those generators that have another state in `other`."""
+        compared = zip(self._sources, self._states, other._states, strict=True)
+        found = [(source, state) for source, state, now in compared if not source.is_equal(state, now)]
+        return self._with(tuple(source for source, _ in found), [state for _, state in found])
 
     def difference(self, other: RandomState) -> str:
         """Return which generator has another state in `other`, "" if none has."""
-        for (generator, state), (_, other_state) in zip(self._torch, other._torch, strict=True):
-            if not torch.equal(state, other_state):
-                return f"torch generator on {generator.device}"
-        if self._python != other._python:
-            return "Python's random"
-        if not _equal_numpy(self._numpy, other._numpy):
-            return "NumPy's random"
-        own = zip(self._own, other._own, strict=True)
-        return next((name for (name, state, _), (_, other_state, _) in own if state != other_state), "")
+        return next((source.name for source in self.changed(other)._sources), "")
+
+    def __bool__(self) -> bool:
+        """Return whether there is any state."""
+        return bool(self._states)
+
+    def _with(self, sources: tuple[_Source, ...], states: list[Any]) -> RandomState:
+        made = copy.copy(self)
+        made._sources, made._states = sources, states
+        return made
 
 
-def _equal_numpy(one: object, other: object) -> bool:
-    assert isinstance(one, tuple)
-    assert isinstance(other, tuple)
-    return bool(one[1].tobytes() == other[1].tobytes() and one[2:] == other[2:])
+class _Source(Protocol):
+    """A random generator. Its states are values that only its own methods take."""
+
+    name: str
+
+    @property
+    def owner(self) -> object: ...
+    def read(self) -> Any: ...
+    def put(self, state: Any) -> None: ...
+    def is_equal(self, one: Any, other: Any) -> bool: ...
+
+
+class _TorchSource:
+    def __init__(self, generator: torch.Generator) -> None:
+        self.owner = generator
+        self.name = f"torch generator on {generator.device}"
+
+    def read(self) -> Tensor:
+        return self.owner.get_state()
+
+    def put(self, state: Tensor) -> None:
+        self.owner.set_state(state)
+
+    def is_equal(self, one: Tensor, other: Tensor) -> bool:
+        return torch.equal(one, other)
+
+
+class _PythonSource:
+    owner = _PYTHON
+    name = "Python's random"
+
+    def read(self) -> tuple[Any, ...]:
+        return random.getstate()
+
+    def put(self, state: tuple[Any, ...]) -> None:
+        random.setstate(state)
+
+    def is_equal(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+        # A draw changes the position, which comes last, or all 624 words before it.
+        return (one[0], one[1][-9:], one[2]) == (other[0], other[1][-9:], other[2])
+
+
+class _NumpySource:
+    owner = _NUMPY
+    name = "NumPy's random"
+
+    def read(self) -> NumpyState:
+        return save_numpy()
+
+    def put(self, state: NumpyState) -> None:
+        restore_numpy(state)
+
+    def is_equal(self, one: NumpyState, other: NumpyState) -> bool:
+        return equal_numpy(one, other)
+
+
+class _OwnSource:
+    def __init__(self, state: OutsideState) -> None:
+        self._state = state
+        self.owner = state.owner
+        self.name = state.name
+
+    def read(self) -> tuple[object, Callable[[], None]]:
+        return self._state.read(), self._state.save()
+
+    def put(self, state: tuple[object, Callable[[], None]]) -> None:
+        state[1]()
+
+    def is_equal(self, one: tuple[object, object], other: tuple[object, object]) -> bool:
+        return one[0] == other[0]
 
 
 class State:

@@ -23,7 +23,7 @@ from scheduler.errors import ExecutionError
 from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.modules.calls import Decision
-from scheduler.pytorch.modules.recomputation.call_state import CallState, ChangingBuffers, cannot_be_restored
+from scheduler.pytorch.modules.recomputation.call_state import CallState, ChangingBuffers, Parts
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults
 from scheduler.pytorch.torch_private.autograd import determinism_check_of, is_transformed, stops_early
@@ -76,6 +76,7 @@ class Replay:
         self._generators = _own_generators(model) if generators is None else generators
         self._changing: ChangingBuffers = {}
         self._inside: dict[nn.Module, list[nn.Module]] = {}
+        self._parts: dict[nn.Module, Parts] = {}
 
     def _plan_siblings(self, calls: Mapping[str, int]) -> None:
         """Let modules that have not been measured follow the decisions for others of their kind."""
@@ -113,9 +114,17 @@ class Replay:
             self._inside[module] = [part for part in module.modules() if part in self._planned]
         return self._inside[module]
 
-    def state_of(self, module: nn.Module) -> CallState:
-        """Return the state that a call of a planned module finds now."""
-        return CallState(module, self._planned[module].name, self._generators, self._changing)
+    def parts_of(self, module: nn.Module) -> Parts:
+        """Return the modules that are now inside a module."""
+        if module in self._parts:
+            self._parts[module].update()
+        else:
+            self._parts[module] = Parts(module)
+        return self._parts[module]
+
+    def state_of(self, module: nn.Module, parts: Parts) -> CallState:
+        """Return the state that a call of a planned module, which has these parts, finds now."""
+        return CallState(parts, self._planned[module].name, self._generators, self._changing)
 
     def decide(self, module: nn.Module, number: int) -> Decision | None:
         """Return the decision for a call of a planned module, None if it is not recomputed."""
@@ -197,12 +206,12 @@ class _Region:
     def run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the call, and let the backward recompute it."""
         frozen, tensors = freeze(args, kwargs)
-        if frozen.has_iterators or cannot_be_restored(self._module):
+        parts = self._replay.parts_of(self._module)
+        if frozen.has_iterators or parts.refusal:
             return self._forward(*args, **kwargs)
-        state = self._replay.state_of(self._module)
+        state = self._replay.state_of(self._module, parts)
         # torch ends a recomputation with an error of its own, which TorchScript would replace.
-        is_script = any(isinstance(part, torch.jit.ScriptModule) for part in self._module.modules())
-        ends_early = stops_early() and not is_script
+        ends_early = stops_early() and not parts.has_script
         pending: list[Arguments] = [(args, kwargs)]
 
         def call(*tensors: Tensor) -> object:
@@ -226,7 +235,7 @@ class _Region:
             *tensors,
             use_reentrant=False,
             preserve_rng_state=False,
-            early_stop=not is_script,
+            early_stop=not parts.has_script,
             determinism_check=determinism_check_of(f'a call of "{self._decision.module}"'),
             context_fn=self._keeping_results if self._decision.keeps_expensive else noop_context_fn,
         )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from scheduler.pytorch.capture.kept_state import State
+from scheduler.pytorch.capture.kept_state import RandomState, State
 from scheduler.pytorch.guards.outside_states import OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
 
@@ -69,3 +69,40 @@ def test_a_draw_shows_as_another_random_state(draw, name):
     before = State([]).random
     draw()
     assert before.difference(State([]).random) == name
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda: torch.rand(1), "torch generator on cpu"),
+        (random.random, "Python's random"),
+        (lambda: [random.random() for _ in range(312)], "Python's random"),  # all words of its state
+        (np.random.rand, "NumPy's random"),
+        (lambda: np.random.rand(312), "NumPy's random"),
+        (lambda: [np.random.randn(), np.random.randn()], "NumPy's random"),
+    ],
+)
+@pytest.mark.usefixtures("_kept_randomness")
+def test_a_draw_changes_the_state_of_one_generator(draw, name):
+    state = RandomState()
+    assert state.difference(state.now()) == ""
+    first = draw()
+    changed = state.changed(state.now())
+    assert changed.difference(changed.now()) == name
+    changed.restore()
+    assert state.difference(state.now()) == ""
+    assert draw() == first if not isinstance(first, np.ndarray) else (draw() == first).all()
+
+
+@pytest.mark.usefixtures("_kept_randomness")
+def test_a_number_that_numpy_has_drawn_in_advance_belongs_to_the_state():
+    np.random.seed(0)
+    np.random.randn()  # draws two numbers and keeps one
+    with_one = RandomState()
+    second = np.random.randn()  # changes nothing else
+    without = RandomState()
+    assert with_one.difference(without) == "NumPy's random"
+    with_one.restore()
+    assert with_one.difference(RandomState()) == ""
+    assert np.random.randn() == second
+    assert without.difference(RandomState()) == ""

@@ -17,7 +17,7 @@ from scheduler.pytorch.capture.kept_state import RandomState
 from scheduler.pytorch.guards.outside_states import OutsideState
 from scheduler.pytorch.modules.calls import OUTSIDE
 from scheduler.pytorch.modules.measuring.observation import Began, Observer, Phase
-from scheduler.pytorch.modules.recomputation.call_state import cannot_be_restored, tensors_held_for
+from scheduler.pytorch.modules.recomputation.call_state import Parts, tensors_held_for
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.torch_private.autograd import next_node_number, saving_hook
 
@@ -142,7 +142,7 @@ class Calls:
             return "it runs without gradients, so it saves nothing"
         if saving_hook() != self._hook:
             return "what it saves goes to other hooks, such as those of activation checkpointing"
-        return "it is TorchScript" if isinstance(module, torch.jit.ScriptModule) else cannot_be_restored(module)
+        return "it is TorchScript" if isinstance(module, torch.jit.ScriptModule) else Parts(module).refusal
 
     def _begin_segment(self) -> None:
         call = self._stack[-1] if self._stack else OUTSIDE

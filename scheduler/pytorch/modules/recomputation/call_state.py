@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from typing import cast
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +12,8 @@ from torch.backends import cuda
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.capture.kept_state import RandomState
 from scheduler.pytorch.guards.outside_states import OutsideState
-from scheduler.pytorch.guards.parts import OF_EVERY_MODULE
-from scheduler.pytorch.guards.read_names import is_installed, is_library, vars_of
-from scheduler.pytorch.torch_private.modules import COMPILED_CALL, buffers_of, is_batch_norm, parameters_of
+from scheduler.pytorch.modules.recomputation.contents import Attributes, Contents
+from scheduler.pytorch.torch_private.modules import buffers_of, is_batch_norm, parameters_of, submodules_of
 from scheduler.pytorch.torch_private.tensors import is_traceable_wrapper_subclass, version_of
 
 ChangingBuffers = dict[tuple[nn.Module, str], bool]
@@ -31,18 +27,51 @@ _ATTENTION_KERNELS = (
 )
 
 
-def cannot_be_restored(module: nn.Module) -> str:
-    """Return why what a call of a module changes cannot be put back, "" if it can."""
-    for part in module.modules():
-        if isinstance(part, torch.jit.ScriptModule) and next(part.buffers(), None) is not None:
-            return "it has a TorchScript module with buffers, which a call may change where Python cannot put them back"
-    return ""
+class Parts:
+    """A module and all modules inside it, which are listed anew only once one of them has other submodules.
+
+    Attributes
+    ----------
+    modules : list of nn.Module
+        Those whose state Python can put back.
+    attributes : dict of nn.Module to Attributes
+        What modules were last seen to hold, of those that hold nothing that has contents.
+    has_script : bool
+        Whether there is a TorchScript module among the others.
+    refusal : str
+        Why what a call of the module changes cannot be put back, "" if it can.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.attributes: dict[nn.Module, Attributes] = {}
+        self._list()
+
+    def _list(self) -> None:
+        parts = [*self._module.modules()]
+        scripts = [part for part in parts if isinstance(part, torch.jit.ScriptModule)]
+        self.modules = [part for part in parts if not isinstance(part, torch.jit.ScriptModule)]
+        self._inside = [tuple(submodules_of(part).values()) for part in self.modules]
+        self.has_script = bool(scripts)
+        has_buffers = any(next(part.buffers(), None) is not None for part in scripts)
+        self.refusal = _SCRIPT_WITH_BUFFERS if has_buffers else ""
+
+    def update(self) -> None:
+        """List the modules anew if one of them has other submodules."""
+        for part, inside in zip(self.modules, self._inside, strict=True):
+            if tuple(submodules_of(part).values()) != inside:
+                self._list()
+                return
+
+
+_SCRIPT_WITH_BUFFERS = (
+    "it has a TorchScript module with buffers, which a call may change where Python cannot put them back"
+)
 
 
 def tensors_held_for(module: nn.Module) -> list[Tensor]:
     """Return the tensors in attributes of a module and its submodules, which are kept for a recomputation."""
-    parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
-    return _Contents(parts).tensors()
+    return Contents(Parts(module).modules, {}).tensors()
 
 
 class CallState:
@@ -50,8 +79,8 @@ class CallState:
 
     Parameters
     ----------
-    module : nn.Module
-        The module that is called.
+    parts : Parts
+        Of the module that is called.
     name : str
         Its qualified name.
     generators : sequence of OutsideState
@@ -60,14 +89,11 @@ class CallState:
         Completed by `end`.
     """
 
-    def __init__(
-        self, module: nn.Module, name: str, generators: Sequence[OutsideState], changing: ChangingBuffers
-    ) -> None:
+    def __init__(self, parts: Parts, name: str, generators: Sequence[OutsideState], changing: ChangingBuffers) -> None:
         self._name = name
-        self._generators = generators
         self._changing = changing
-        self._modules = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
-        self._random: RandomState | None = RandomState(generators)
+        self._modules = parts.modules
+        self._random = RandomState(generators)
         self._buffers = [
             _Buffer(part, key, buffer, is_copied=changing.get((part, key), True) or _normalizes(part))
             for part in self._modules
@@ -78,7 +104,7 @@ class CallState:
             for part in self._modules
             for key, parameter in parameters_of(part).items()
         ]
-        self._contents = _Contents(self._modules)
+        self._contents = Contents(self._modules, parts.attributes)
         self._kernels = _attention_kernels()
 
     def end(self) -> None:
@@ -90,8 +116,7 @@ class CallState:
             If the call has changed a buffer that earlier calls left as it was, and that has not
             been copied.
         """
-        if self._random is not None and not self._random.difference(RandomState(self._generators)):
-            self._random = None
+        self._random = self._random.changed(self._random.now())
         for buffer in self._buffers:
             key = (buffer.module, buffer.name)
             if self._changing.get(key) or buffer.has_changed() or buffer.has_other_value():
@@ -110,8 +135,8 @@ class CallState:
     def restored(self) -> Iterator[None]:
         """Return a context in which everything is as the call found it; afterwards it is as it was before."""
         self._check_unchanged()
-        random = None if self._random is None else RandomState(self._generators)
-        now, kernels = self._contents.now(self._modules), _attention_kernels()
+        random = self._random.now()
+        now, kernels = self._contents.now(), _attention_kernels()
         buffers = [(buffers_of(one.module), one.name, buffers_of(one.module).get(one.name)) for one in self._buffers]
         parameters = [
             (parameters_of(part), key, parameters_of(part).get(key), then)
@@ -119,9 +144,8 @@ class CallState:
             if _are_exchanged(parameters_of(part).get(key), then)
         ]
         try:
-            if self._random is not None:
-                self._random.restore()
-            self._contents.put()
+            self._random.restore()
+            self._contents.put(now)
             for buffer in self._buffers:
                 buffers_of(buffer.module)[buffer.name] = buffer.value()
             for held, key, _, then in parameters:
@@ -129,8 +153,7 @@ class CallState:
             _set_attention_kernels(self._kernels)
             yield
         finally:
-            if random is not None:
-                random.restore()
+            random.restore()
             now.put()
             for current, key, tensor in buffers:
                 current[key] = tensor
@@ -194,80 +217,3 @@ def _set_attention_kernels(wanted: Iterable[bool]) -> None:
     for (is_enabled, enable), value in zip(_ATTENTION_KERNELS, wanted, strict=True):
         if is_enabled() != value:  # type: ignore[no-untyped-call]
             enable(value)
-
-
-_Holder = list[object] | dict[object, object] | set[object] | deque[object]
-
-
-class _Contents:
-    """The attributes of some modules, and the entries of containers and objects in them, as they are now."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._attributes: list[tuple[dict[str, object], dict[str, object]]] = []
-        self._held: dict[int, tuple[_Holder, _Holder]] = {}
-        for module in modules:
-            own = {key: value for key, value in vars(module).items() if key not in _NOT_ATTRIBUTES}
-            self._attributes.append((vars(module), own))
-            for value in own.values():
-                self._visit(value)
-
-    def now(self, modules: Iterable[nn.Module]) -> _Contents:
-        """Return the present contents of the same modules and containers."""
-        found = _Contents(modules)
-        for holder, _ in self._held.values():
-            found._visit(holder)
-        return found
-
-    def _visit(self, value: object) -> None:
-        if type(value) in _PLAIN or id(value) in self._held:
-            return
-        if isinstance(value, _HOLDERS):
-            holder = cast("_Holder", value)
-        elif _is_followed(cast("Hashable", type(value))):
-            holder = cast("_Holder", vars_of(value))
-        else:
-            return
-        self._held[id(value)] = (holder, holder.copy())
-        for part in holder.values() if isinstance(holder, dict) else holder:
-            self._visit(part)
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors among the contents."""
-        values = [value for _, own in self._attributes for value in own.values()]
-        for _, content in self._held.values():
-            values += content.values() if isinstance(content, dict) else content
-        return [value for value in values if isinstance(value, Tensor)]
-
-    def put(self) -> None:
-        """Put the contents back where they differ."""
-        for current, own in self._attributes:
-            for key in [key for key in current if key not in own and key not in _NOT_ATTRIBUTES]:
-                del current[key]
-            for key, value in own.items():
-                if key not in current or current[key] is not value:
-                    current[key] = value
-        for holder, content in self._held.values():
-            if _identity(holder) != _identity(content):
-                holder.clear()
-                holder.extend(content) if isinstance(holder, list | deque) else holder.update(content)  # type: ignore[arg-type]
-
-
-_NOT_ATTRIBUTES = OF_EVERY_MODULE | {"forward", COMPILED_CALL}
-"""The last two are replaced while a plan is followed."""
-_PLAIN = (bool, int, float, str, bytes, type(None), Tensor, nn.Parameter)
-_HOLDERS = (list, dict, set, deque)
-
-
-@lru_cache(maxsize=1000)
-def _is_followed(cls: type) -> bool:
-    """Return whether objects of a class are the user's, and can be changed by a call."""
-    if issubclass(cls, nn.Module | Tensor | type) or is_library(cls.__module__) or is_installed(cls):
-        return False
-    return cls.__dictoffset__ != 0
-
-
-def _identity(holder: _Holder) -> object:
-    """Return what identifies the entries of a container."""
-    if isinstance(holder, dict):
-        return [(id(key), id(value)) for key, value in holder.items()]
-    return {*map(id, holder)} if isinstance(holder, set) else [*map(id, holder)]
