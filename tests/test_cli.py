@@ -47,7 +47,7 @@ def test_plan_show_and_verify_agree(graph_file: str, tmp_path: Path, capsys: pyt
 def test_the_answer_is_on_stdout_and_progress_on_stderr(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", graph_file, "--budget", "80%"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("operations ")
+    assert printed.out.startswith("granularity ")
     assert "%)" in next(line for line in printed.out.splitlines() if line.startswith("budget_bytes "))
     assert "smallest_peak_bytes" in printed.out
     assert "planning" in printed.err

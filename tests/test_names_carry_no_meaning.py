@@ -127,6 +127,19 @@ def test_its_layer_spans_are_the_same() -> None:
     assert layer_spans(renamed_plan(plan)) == spans
 
 
+def test_a_plan_by_modules_recomputes_the_same_calls() -> None:
+    pytest.importorskip("torch")
+    from scheduler.pytorch.modules.choice import plan_modules
+    from tests.support.call_trees import transformer_tree
+
+    plan = plan_modules(transformer_tree(3), "40%")
+    other = renamed_plan(plan)
+    assert [str(decision) for decision in other.decisions] == ["h.0", "h.1", "h.2"]
+    assert other.parts_text() == plan.parts_text()
+    one, two = (Timeline.of(p.graph, p.schedule) for p in (plan, other))
+    assert [run.layer for run in one.runs] == [run.layer for run in two.runs]
+
+
 @pytest.fixture(scope="module")
 def traced() -> tuple[Any, Any, sc.Graph]:
     torch = pytest.importorskip("torch")

@@ -56,6 +56,7 @@ def plan_facts(plan: Plan) -> dict[str, object]:
     """Return the facts that every command prints about a plan."""
     return {
         "model": plan.graph.name or None,
+        "granularity": plan.granularity,
         "operations": len(plan.graph.operations),
         "status": plan.status.name,
         "search_space": plan.search_space,
