@@ -578,4 +578,6 @@ def test_layers_follow_a_change(changed_layers: Changed) -> None:
 def test_a_loss_that_changes_what_it_reads_is_refused() -> None:
     case = counted_loss()
     with pytest.raises(CaptureError, match="forward changes loss: count"):
-        checkpointed(case.model, "100%", case.args, loss=case.loss, solver="save-all", costs="flops")
+        checkpointed(
+            case.model, "100%", case.args, loss=case.loss, granularity="operations", solver="save-all", costs="flops"
+        )
