@@ -326,7 +326,7 @@ def test_a_step_that_takes_another_way_the_second_time_is_refused() -> None:
 
 def test_a_loss_without_gradient_or_with_elements_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"scalar tensor, got a tensor of shape \(16, 32\)"):
-        record(layer(), (batch(),))
+        record(layer(), (batch(),), loss=torch.sin)
     with pytest.raises(CaptureError, match="requires no gradient"):
         record(nn.Tanh(), (batch(),), loss=squares)
 

@@ -11,7 +11,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +31,7 @@ from scheduler.pytorch.modules.measuring.first_decisions import decide_by_saved_
 from scheduler.pytorch.modules.measuring.following import Calls, Follower, watched_calls
 from scheduler.pytorch.modules.measuring.forward_reading import ForwardReading
 from scheduler.pytorch.modules.measuring.observation import OPERATOR, Log, NotSavedError, Observer, Run, Saving
+from scheduler.pytorch.modules.measuring.outputs import loss_outside
 from scheduler.pytorch.modules.measuring.trees import make_tree
 from scheduler.pytorch.modules.replay import Replay
 from scheduler.pytorch.torch_private.autograd import node_number
@@ -64,7 +64,9 @@ def record(
     args, kwargs
         The arguments of one call.
     loss : callable, optional
-        Computes the scalar loss from the output; without it, the model returns the loss.
+        Computes the scalar loss from the output. Without it, the model returns the loss, or it is
+        computed outside of what is planned: then the outputs are held to the end of the step, and
+        each of them that requires a gradient gets a gradient of ones.
     memory : DeviceMemory
         What the device holds in addition to the step.
     decide : callable
@@ -79,7 +81,7 @@ def record(
     Raises
     ------
     CaptureError
-        If the loss is no scalar tensor that requires a gradient.
+        If the loss is no scalar tensor that requires a gradient, or no output requires one.
     ExecutionError
         If a second run of the step calls other modules than the first.
     """
@@ -273,13 +275,13 @@ class _Step:
 
     def _forward(self) -> Tensor:
         if self._loss is None:
-            return cast("Tensor", self._model(*self._args, **self._kwargs))
+            return loss_outside(self._model(*self._args, **self._kwargs))
         return self._loss(self._model(*self._args, **self._kwargs))
 
     def _check(self, value: object) -> None:
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise CaptureError(f"the loss of a step must be a scalar tensor, got {found}: pass loss=")
+            raise CaptureError(f"the loss of a step must be a scalar tensor, got {found}: reduce it")
         if not value.requires_grad:
             raise CaptureError(
                 "the loss requires no gradient, so there is no backward to plan: call requires_grad_(True) on what"
