@@ -329,12 +329,16 @@ def _build_module(
             refusals.append(error)
             continue
         if refusals:
-            warnings.warn(
-                f"this step is planned by {granularity}, because it cannot be planned by operations: {refusals[0]}",
-                stacklevel=3,
-            )
+            warn_of_fallback(granularity, refusals[0])
         return module
     raise refusals[0]
+
+
+def warn_of_fallback(granularity: str, refusal: CaptureError) -> None:
+    """Warn that a step is planned at another granularity than by operations, and say why."""
+    warnings.warn(
+        f"this step is planned by {granularity}, because it cannot be planned by operations: {refusal}", stacklevel=4
+    )
 
 
 def _build_by_operations(
@@ -411,7 +415,9 @@ def _build_by_modules(
     plan, planner = request.plan_or_budget, None
     if shapes is not None:
         budget = shapes.budget if shapes.budget_bytes is None else shapes.budget_bytes
-        planner = ModulePlanner(model, request.loss, budget, shapes.options, request.read_memory)
+        planner = ModulePlanner(
+            model, request.loss, budget, shapes.options, request.read_memory, may_raise=others is not None
+        )
         plan = planner.remeasure(args, kwargs)
         shapes.budget_bytes = plan.budget_bytes
     assert isinstance(plan, Plan)

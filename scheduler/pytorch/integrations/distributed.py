@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from scheduler.errors import ExecutionError, PlanMismatchError, SchedulerError
+from scheduler.errors import CaptureError, ExecutionError, PlanMismatchError, SchedulerError
 from scheduler.plan import Plan
 
 
@@ -42,6 +42,8 @@ def share_plan(make: Callable[[], Plan], *, group: ProcessGroup | None = None, s
     ------
     ExecutionError
         If there is no process group, this process is not in it, or `make` failed on another.
+    CaptureError
+        If the process that makes the plan cannot capture the step.
     PlanMismatchError
         On all processes, if one of them received another plan or rejected it.
     Exception
@@ -58,19 +60,28 @@ def share_plan(make: Callable[[], Plan], *, group: ProcessGroup | None = None, s
             text = json.dumps(make().to_dict(), allow_nan=False)
         except Exception as error:  # whatever it is, the waiting processes must be informed
             failure = error
-    sent = _broadcast((text, "" if failure is None else f"{type(failure).__name__}: {failure}"), group, source)
+    reason = "" if failure is None else f"{type(failure).__name__}: {failure}"
+    sent = _broadcast(_Message(text, reason, isinstance(failure, CaptureError)), group, source)
     if failure is not None:
         raise failure
-    received, reason = sent
-    if received is None:
-        raise ExecutionError(f"process {source}, which makes the plan for all, failed: {reason}")
-    return _agreed(received, group)
+    if sent.plan is None:
+        cls = CaptureError if sent.cannot_capture else ExecutionError
+        raise cls(f"process {source}, which makes the plan for all, failed: {sent.reason}")
+    return _agreed(sent.plan, group)
 
 
-def _broadcast(message: tuple[str | None, str], group: ProcessGroup | None, source: int) -> tuple[str | None, str]:
+class _Message(NamedTuple):
+    """The text of a plan, or why there is none."""
+
+    plan: str | None
+    reason: str
+    cannot_capture: bool
+
+
+def _broadcast(message: _Message, group: ProcessGroup | None, source: int) -> _Message:
     messages: list[object] = [message]
     dist.broadcast_object_list(messages, group=group, group_src=source)
-    return cast(tuple[str | None, str], messages[0])
+    return cast(_Message, messages[0])
 
 
 def _agreed(text: str, group: ProcessGroup | None) -> Plan:

@@ -16,24 +16,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from scheduler.api import TRAINING_GAP, SolveOptions, make_plan
-from scheduler.errors import ExecutionError, InvalidOptionError
+from scheduler.api import SolveOptions
+from scheduler.errors import CaptureError, ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import read_arguments
-from scheduler.pytorch.checkpointing import checkpointed
+from scheduler.pytorch.checkpointing import checkpointed, plan_step, warn_of_fallback
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.execute.guards import call_key
 from scheduler.pytorch.execute.lengths import example_of, longest_first, plan_lengths
 from scheduler.pytorch.execute.module import MAX_SHAPES, CheckpointedModule, OnMismatch
 from scheduler.pytorch.integrations.distributed import share_plan
-from scheduler.pytorch.measurement.free_memory import device_budget
-from scheduler.pytorch.tracing import trace
 from scheduler.units import parse_bytes
 
 
 class ForwardOptions(SolveOptions, total=False):
     """The options of `PlannedForward` that the callbacks for trainers pass through."""
 
+    granularity: str
     on_mismatch: OnMismatch
     max_shapes: int
     lengths: Sequence[int]
@@ -59,9 +58,9 @@ class PlannedForward:
     optimizer : torch.optim.Optimizer, optional
     accumulate_gradients : bool
     **options
-        `on_mismatch`, `max_shapes`, `costs`, `reserve`, and the options of `make_plan`, as for
-        `checkpointed`; the default of `on_mismatch` is "plan" with a budget in one process,
-        else "error". `lengths`: the lengths to which batches are padded, as for `plan_lengths`;
+        `granularity`, `on_mismatch`, `max_shapes`, `costs`, `reserve`, and the options of
+        `make_plan`, as for `checkpointed`; the default of `on_mismatch` is "plan" with a budget in
+        one process, else "error". `lengths`: the lengths to which batches are padded, as for `plan_lengths`;
         the first training call makes the plans of all of them, the longest first.
 
     Attributes
@@ -116,6 +115,9 @@ class PlannedForward:
     def plan(self, body: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> CheckpointedModule:
         """Return the original forward with a plan for this call."""
         options: dict[str, Any] = dict(self.options)
+        granularity = options.pop("granularity", "auto")
+        if granularity not in ("auto", "operations", "modules"):
+            raise InvalidOptionError(f'granularity must be "auto", "operations" or "modules", got {granularity!r}')
         is_shared = _are_several()
         is_budget = not isinstance(self.budget, Plan)
         on_mismatch = options.pop("on_mismatch", "plan" if is_budget and not is_shared else "error")
@@ -135,9 +137,10 @@ class PlannedForward:
             accumulate = self.accumulate_gradients or is_shared
             options |= {"optimizer": self.optimizer, "accumulate_gradients": accumulate}
         if is_shared:
-            plan = share_plan(lambda: self._make_plan(body, args, kwargs, options))
+            plan = self._share_plan(granularity, functools.partial(self._make_plan, body, args, kwargs, options))
             return checkpointed(body, plan, args, kwargs, loss=self.loss, on_mismatch=on_mismatch)
         options |= {"loss": self.loss, "on_mismatch": on_mismatch, "max_shapes": max_shapes}
+        options["granularity"] = granularity
         if lengths is None:
             return checkpointed(body, self.budget, args, kwargs, **options)
         different = longest_first(lengths, max_shapes)
@@ -146,17 +149,49 @@ class PlannedForward:
         plan_lengths(planned, different)
         return planned
 
+    def _share_plan(self, granularity: str, make: Callable[[str], Plan]) -> Plan:
+        """Return the plan that all processes follow.
+
+        One process alone captures a step. To measure one by modules, all processes run it,
+        because its forward may wait for the others.
+        """
+        refusal = None
+        if isinstance(self.budget, Plan) or granularity != "modules":
+            try:
+                return share_plan(lambda: make("operations"))
+            except CaptureError as error:
+                if granularity == "operations":
+                    raise
+                refusal = error
+        made: list[Plan] = []
+        failed: list[Exception] = []
+        try:
+            made.append(make("modules"))
+        except Exception as error:  # whatever it is, the other processes wait
+            failed.append(error)
+
+        def first() -> Plan:
+            if failed:
+                raise refusal if refusal is not None and isinstance(failed[0], CaptureError) else failed[0]
+            return made[0]
+
+        plan = share_plan(first)
+        if refusal is not None:
+            warn_of_fallback("modules", refusal)
+        return plan
+
     def _make_plan(
-        self, body: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], options: dict[str, Any]
+        self,
+        body: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        options: dict[str, Any],
+        granularity: str,
     ) -> Plan:
         """Return the given plan, or make one for this call."""
         if isinstance(self.budget, Plan):
             return self.budget
-        given = {name: options[name] for name in SolveOptions.__annotations__ if name in options}
-        solving = {"gap": TRAINING_GAP, **given}
-        tracing = {name: value for name, value in options.items() if name not in given}
-        budget = device_budget(self.budget, body, (args, kwargs), self.optimizer)
-        return make_plan(trace(body, args, kwargs, loss=self.loss, **tracing), budget, **solving)
+        return plan_step(body, self.budget, args, kwargs, loss=self.loss, granularity=granularity, **options)
 
 
 def with_buckets(options: ForwardOptions, module: nn.Module) -> ForwardOptions:

@@ -202,6 +202,13 @@ class ModulesModule(CheckpointedModule):
             )
         return ""
 
+    def plan_call(self, *args: object, **kwargs: object) -> Plan:
+        """Return the plan for a call; see `CheckpointedModule`. A call that is larger than others is measured."""
+        found = self._find_planned("plan", args, kwargs)
+        if found is not self:
+            return found.plan_call(*args, **kwargs)
+        return self._find_measured(args, kwargs).plans[-1]
+
     def state_difference(self) -> str:
         """Return which module of the plan is missing or of another class, "" if none is."""
         if all(held.get(name) is part for held, name, part in self._links):
@@ -211,7 +218,7 @@ class ModulesModule(CheckpointedModule):
                 found = type(self.module.get_submodule(name))
             except AttributeError:
                 return f'the model has no module "{name}" any more'
-            if found is not cls:
+            if not issubclass(found, cls):  # fully_shard makes a subclass
                 return f'module "{name}" is a {found.__name__}, but was a {cls.__name__} when the plan was made'
         return ""
 
@@ -256,6 +263,7 @@ class ModulesModule(CheckpointedModule):
         else:
             assert self._planner is not None  # or `difference` has said what differs
             plan = self._planner.remeasure(args, kwargs)
+            self._budget_bytes = max(self._budget_bytes, plan.budget_bytes)
             _LOG.info("a call with tensors of %s was measured: %s", [*size.shapes], plan)
             found = _Measured(size, plan, Replay(self.module, ()))
             self._classes |= {name: type(find_module(self.module, name)) for name in number_of_calls(plan)}

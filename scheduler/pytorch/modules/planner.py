@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from scheduler.api import SolveOptions
+from scheduler.budgets import read_budget
+from scheduler.errors import BudgetTooSmallError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.capture.exporting.failures import check_runs
+from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.modules.calls import CallTree, Decision
 from scheduler.pytorch.modules.choice import plan_modules, smallest_peak_decisions, with_estimated_backward
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
@@ -33,6 +36,8 @@ class ModulePlanner:
         Returns what the device holds in addition to the step.
     budget_bytes : int or None
         The budget in bytes; None before the first plan.
+    may_raise : bool
+        Whether a budget such as "min" is raised for a call that does not fit.
     """
 
     model: nn.Module
@@ -41,6 +46,7 @@ class ModulePlanner:
     options: SolveOptions
     read_memory: Callable[[], DeviceMemory]
     budget_bytes: int | None = None
+    may_raise: bool = False
     _measured: dict[str, LoweredTree] = field(default_factory=dict)
 
     def remeasure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Plan:
@@ -49,12 +55,17 @@ class ModulePlanner:
         Raises
         ------
         CaptureError
-            If the model fails on these arguments, or nothing is trained.
+            If the model fails on these arguments, nothing is trained, or it is sharded or replicated already.
         BudgetTooSmallError, OutOfTimeError
             As for `make_plan`.
         """
         lowered = lower(self._measure(args, kwargs))
-        plan = self._plan(lowered, self.budget if self.budget_bytes is None else self.budget_bytes)
+        try:
+            plan = self._plan(lowered, self.budget if self.budget_bytes is None else self.budget_bytes)
+        except BudgetTooSmallError:
+            if not self.may_raise or read_budget(self.budget).form != "min":
+                raise
+            plan = self._plan(lowered, self.budget)
         self.budget_bytes = plan.budget_bytes
         self._measured[plan.graph.digest] = lowered
         return plan
@@ -70,6 +81,7 @@ class ModulePlanner:
         return self._plan(self._measured[plan.graph.digest], budget)
 
     def _measure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> CallTree:
+        check_unwrapped(self.model)
         memory = self.read_memory()
         try:
             return record(self.model, args, kwargs, self.loss, memory=memory, decide=_decide_for_the_smallest_peak)

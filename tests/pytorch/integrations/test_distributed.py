@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from unittest import mock
 
@@ -16,6 +17,7 @@ import scheduler as sc
 from scheduler.errors import CaptureError, ExecutionError
 from scheduler.plan import Plan
 from scheduler.pytorch import backend, checkpointed, profile_layers, trace
+from scheduler.pytorch.checkpointing import plan_step
 from scheduler.pytorch.integrations.distributed import share_plan
 from scheduler.pytorch.integrations.planned_forward import PlannedForward
 from scheduler.pytorch.measurement.allocator import allocator_peak
@@ -254,6 +256,45 @@ def in_place_of_forward(rank: int) -> dict[str, object]:
     return {**found, "digest": forward.planned.plan.digest, "segments": segments}
 
 
+class Branching(nn.Module):
+    """A network that cannot be captured; the largest number in the batch of all processes decides what it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = x.detach().abs().max()
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return x if largest.item() > 1e9 else self.body(x)
+
+
+def by_modules(rank: int) -> dict[str, object]:
+    """Train a model that cannot be captured, whose forward waits for the other process, with a planned forward."""
+    model = Branching()
+    forward = PlannedForward(model, "min+10%", costs="flops")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(share(0, rank))  # plans under a profiler of its own
+    found = train(rank, DistributedDataParallel(model, gradient_as_bucket_view=True), mean_square)
+    plan = forward.planned.plan
+    said = [str(one.message) for one in caught if "planned by modules, because" in str(one.message)]
+    return {**found, "digest": plan.digest, "recomputed": plan.overhead, "said": said}
+
+
+def sharded_by_modules(rank: int) -> dict[str, object]:
+    """Train under FSDP2 with one plan by modules for all units."""
+    model, x = network(), share(0, rank)
+    plan = share_plan(lambda: plan_step(model, "min+10%", (x,), loss=mean_square, granularity="modules"))
+    module = checkpointed(model, plan, (x,), loss=mean_square)
+    in_units(model)
+    found = train(rank, module)
+    with Count(torch.ops.c10d._allgather_base_.default) as counter:
+        module(share(0, rank).requires_grad_()).backward()
+    gathers = (counter.count, count_gathers(rank, in_units(network())))
+    return {**found, "digest": plan.digest, "recomputed": plan.overhead, "gathers": gathers}
+
+
 def as_in_readme(rank: int) -> dict[str, object]:
     """Train a model with a tied weight as in the README."""
     names = run_example("share_plan", sc=sc, model=network(tied=True), args=(share(0, rank),), loss=mean_square)
@@ -331,7 +372,7 @@ def wrapped(rank: int) -> dict[str, dict[str, str]]:
 
 WORK = (
     *(as_in_readme, replicated, sharded, sharded_and_frozen, reducing, sharing, in_place_of_forward),
-    *(compiled, split_at_buckets, wrapped),
+    *(compiled, split_at_buckets, wrapped, by_modules, sharded_by_modules),
 )
 
 
@@ -346,7 +387,10 @@ def outcome() -> Callable[[Callable[..., object]], list[dict[str, object]]]:
     return lambda work: [answers[work.__name__] for answers in found]
 
 
-FOLLOWING = (as_in_readme, replicated, sharded, sharded_and_frozen, in_place_of_forward, compiled)
+FOLLOWING = (
+    *(as_in_readme, replicated, sharded, sharded_and_frozen, in_place_of_forward, compiled),
+    *(by_modules, sharded_by_modules),
+)
 
 
 @pytest.mark.parametrize("work", FOLLOWING)
@@ -373,6 +417,12 @@ def test_a_planned_forward_returns_gradients_in_groups_if_processes_reduce_them(
     assert all(found["segments"] > 4 for found in outcome(in_place_of_forward))
 
 
+def test_what_one_process_cannot_capture_all_measure_by_modules(outcome):
+    for found in outcome(by_modules):
+        assert found["recomputed"] > 0
+        assert len(found["said"]) == 1
+
+
 def test_shards_stay_within_the_budget_including_the_memory_of_other_units(outcome):
     one, other = outcome(sharded)
     ((budget, claimed),) = one["claims"]
@@ -381,8 +431,9 @@ def test_shards_stay_within_the_budget_including_the_memory_of_other_units(outco
         assert found["peak"] <= claimed <= budget
 
 
-def test_recomputing_does_not_gather_parameters_again(outcome):
-    for found in outcome(sharded):
+@pytest.mark.parametrize("work", [sharded, sharded_by_modules])
+def test_recomputing_does_not_gather_parameters_again(outcome, work):
+    for found in outcome(work):
         planned_gathers, plain_gathers = found["gathers"]
         assert planned_gathers == plain_gathers > BLOCKS
 

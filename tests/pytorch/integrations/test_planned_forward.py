@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.pytorch.integrations.planned_forward import PlannedForward
+from scheduler.pytorch.modules.measuring.recording import record
 
 OPTIONS = {"costs": "flops", "time_limit": 5.0}
 
@@ -110,6 +112,41 @@ def test_announced_lengths_are_planned_at_the_first_call_the_longest_first():
     assert made == [[8, 4, 6], [8, 6, 4], [8, 6, 4, 5], [8, 6, 4, 5]]
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours.grad, theirs.grad)
+
+
+class Branching(Reader):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens if tokens.max().item() > 99 else super().forward(tokens)
+
+
+@pytest.mark.parametrize(("lengths", "measured"), [(None, 3), ([4, 8, 6], 1)])
+def test_a_plan_by_modules_is_measured_for_the_longest_calls_so_far(lengths, measured):
+    model, plain = Branching(), Reader()
+    options = OPTIONS if lengths is None else {**OPTIONS, "lengths": lengths}
+    forward = PlannedForward(model, "min+50%", granularity="modules", **options)
+    with mock.patch("scheduler.pytorch.modules.planner.record", wraps=record) as counted:
+        for length in (5, 4, 6, 4, 8, 7, 8, 5):
+            tokens = torch.arange(2 * length).view(2, length) % 11
+            for module in (model, plain):
+                module(tokens).square().mean().backward()
+    assert counted.call_count == measured
+    assert forward.planned.plan.granularity == "modules"
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_what_cannot_be_captured_is_planned_by_modules():
+    model = Branching()
+    forward = PlannedForward(model, "min+50%", **OPTIONS)
+    with pytest.warns(UserWarning, match="planned by modules, because"):
+        model(torch.ones(2, 4, dtype=torch.long)).sum().backward()
+    assert forward.planned.plan.granularity == "modules"
+
+
+def test_a_granularity_that_trainers_do_not_know_is_rejected():
+    forward = PlannedForward(Reader(), "100%", granularity="layers", **OPTIONS)
+    with pytest.raises(InvalidOptionError, match='"auto", "operations" or "modules", got \'layers\''):
+        forward.module(torch.ones(2, 4, dtype=torch.long))
 
 
 def test_lengths_without_further_plans_are_rejected():
