@@ -106,7 +106,7 @@ def regions_of(tree: CallTree, decisions: Iterable[Decision]) -> dict[int, bool]
     ------
     InvalidOptionError
         If a decision names no call, a call that cannot be recomputed, or a call twice, or if one that
-        keeps expensive results has another recomputed call around or inside it.
+        keeps expensive results has none, or has another recomputed call around or inside it.
     """
     positions = {(call.module, call.number): c for c, call in enumerate(tree.calls)}
     regions: dict[int, bool] = {}
@@ -116,6 +116,10 @@ def regions_of(tree: CallTree, decisions: Iterable[Decision]) -> dict[int, bool]
             raise InvalidOptionError(f'the step has no call {decision.number} of module "{decision.module}"')
         if tree.calls[c].refusal:
             raise InvalidOptionError(f'call "{tree.calls[c].name}" cannot be recomputed: {tree.calls[c].refusal}')
+        if decision.keeps_expensive and not _keeps_something(tree, c):
+            raise InvalidOptionError(
+                f'call "{tree.calls[c].name}" has no expensive results that could be kept: leave keeps_expensive out'
+            )
         if c in regions:
             raise InvalidOptionError(f'there must be one decision for call "{tree.calls[c].name}", got several')
         regions[c] = decision.keeps_expensive
@@ -129,6 +133,11 @@ def regions_of(tree: CallTree, decisions: Iterable[Decision]) -> dict[int, bool]
                 )
             outer = tree.calls[outer].caller
     return regions
+
+
+def _keeps_something(tree: CallTree, call: int) -> bool:
+    """Return whether a call has results of expensive operators, which a region can keep."""
+    return any(tree.segments[i].expensive for i in range(tree.calls[call].start, tree.calls[call].stop))
 
 
 class _Lowering:
@@ -168,7 +177,7 @@ class _Lowering:
         copies = [self._tensor((Part.COPIES, c, -1), f"{name} {Part.COPIES.value}", call.copied_bytes)]
         inputs = [self.tensor_names[Part.VALUE, g, -1] for g in self.layout.held[c]]
         kinds = [Kind.CHECKPOINT]
-        if any(self.tree.segments[i].expensive for i in range(call.start, call.stop)):
+        if _keeps_something(self.tree, c):
             kinds.append(Kind.KEEPING_CHECKPOINT)
         for kind in kinds:
             self._operation((kind, c), name, call.module, inputs, copies, signature=f"call {call.number}")

@@ -86,8 +86,8 @@ def test_decisions_that_cannot_be_followed_are_refused() -> None:
     inner = Call(module="a.b", number=0, caller=0, start=0, stop=1)
     frozen = Call(module="a.c", number=0, caller=0, start=1, stop=2, refusal="it changes its argument")
     tree = CallTree(
-        calls=(outer, inner, frozen),
-        segments=(Segment(call=1, expensive=(0,)), Segment(call=2)),
+        calls=(outer, inner, frozen, Call(module="b", number=0, caller=OUTSIDE, start=2, stop=3)),
+        segments=(Segment(call=1, expensive=(0,)), Segment(call=2), Segment(call=3)),
         storages=(saved,),
         resident=(),
     )
@@ -96,6 +96,7 @@ def test_decisions_that_cannot_be_followed_are_refused() -> None:
         ([Decision("a.c", 0)], '"a.c" cannot be recomputed: it changes its argument'),
         ([Decision("a", 0), Decision("a", 0, True)], 'one decision for call "a"'),
         ([Decision("a", 0), Decision("a.b", 0, True)], '"a" and "a.b"'),
+        ([Decision("b", 0, True)], 'call "b" has no expensive results that could be kept'),
     ):
         with pytest.raises(InvalidOptionError, match=message):
             regions_of(tree, decisions)
