@@ -200,6 +200,7 @@ def add_max_batch(commands: Commands) -> None:
         commands, "max-batch", _max_batch, "find the largest batch that a model can train with within a budget"
     )
     add_model(batches)
+    add_granularity(batches, "auto", "operations", "modules")
     batches.add_argument(
         "--budget", required=True, help='largest peak of the whole step: "8GiB", "8GB", bytes, or "auto"'
     )
@@ -228,6 +229,7 @@ def _max_batch(options: argparse.Namespace) -> int:
         make_batch,
         options.budget,
         loss=case.loss,
+        granularity=options.granularity,
         costs=options.costs,
         limit=options.limit or DEFAULT_LIMIT,
         progress=say,

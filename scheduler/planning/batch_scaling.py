@@ -6,7 +6,7 @@ affine in the batch size. So two traces predict a third, and tracing that one co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 from scheduler.graph import Graph
@@ -39,7 +39,8 @@ class Growth:
         if size in self.traced:
             return self.traced[size]
         if size not in self._predicted:
-            pair = self._pair(size) if size >= LEAST_PREDICTED else None
+            structures = {known: structure(graph) for known, graph in self.traced.items()}
+            pair = nearest_pair(size, structures) if size >= LEAST_PREDICTED else None
             if pair is None:
                 return self._trace_now(size)
             self._predicted[size] = predict(size, *pair, self.traced[pair[0]], self.traced[pair[1]])
@@ -63,17 +64,18 @@ class Growth:
         self.traced[size] = self._trace(size)
         return self.traced[size]
 
-    def _pair(self, size: int) -> tuple[int, int] | None:
-        """Return two traced sizes with the same structure: the nearest on each side, or the two nearest."""
-        by_structure: dict[Hashable, list[int]] = {}
-        for known in sorted(self.traced, key=lambda known: abs(known - size)):
-            if known >= LEAST_PREDICTED:
-                by_structure.setdefault(structure(self.traced[known]), []).append(known)
-        for near, *others in by_structure.values():
-            beyond = [other for other in others if (other < size) != (near < size)]
-            if others:
-                return near, (beyond or others)[0]
-        return None
+
+def nearest_pair(size: int, structures: Mapping[int, Hashable]) -> tuple[int, int] | None:
+    """Return two sizes with the same structure: the nearest on each side of a size, or the two nearest."""
+    by_structure: dict[Hashable, list[int]] = {}
+    for known in sorted(structures, key=lambda known: abs(known - size)):
+        if known >= LEAST_PREDICTED:
+            by_structure.setdefault(structures[known], []).append(known)
+    for near, *others in by_structure.values():
+        beyond = [other for other in others if (other < size) != (near < size)]
+        if others:
+            return near, (beyond or others)[0]
+    return None
 
 
 def structure(graph: Graph) -> Hashable:
@@ -118,7 +120,7 @@ def predict(size: int, one: int, other: int, graph: Graph, second: Graph) -> Gra
     steps, apart = size - one, other - one
 
     def affine(a: int, b: int) -> int:
-        return max(0, a - (a - b) * steps // apart)  # rounded up
+        return extrapolate(size, one, other, a, b)
 
     return replace(
         graph,
@@ -135,6 +137,11 @@ def predict(size: int, one: int, other: int, graph: Graph, second: Graph) -> Gra
             for a, b in zip(graph.operations, second.operations, strict=True)
         ),
     )
+
+
+def extrapolate(size: int, one: int, other: int, a: int, b: int) -> int:
+    """Return the bytes at a batch size from those at two others, at least 0 and rounded up."""
+    return max(0, a - (a - b) * (size - one) // (other - one))
 
 
 def _bytes(graph: Graph) -> tuple[list[int], list[int]]:

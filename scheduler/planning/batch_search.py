@@ -172,17 +172,22 @@ class _Search:
         return Problem(graph, self.budget_bytes, self.reorder, starts=starts)
 
     def _last(self, holds: Callable[[int], bool], holding: int, most: int | None = None) -> int:
-        """Return the largest size up to `most`, or the limit, for which a condition holds.
+        """Return the largest size up to `most`, or the limit, for which a condition holds."""
+        return largest_where(holds, holding, self.limit if most is None else most)
 
-        The condition is assumed to hold for `holding` and to be monotone. Sizes are doubled
-        until it fails, and then bisected.
-        """
-        failing = (self.limit if most is None else most) + 1
-        seen = False
-        while failing - holding > 1:
-            size = (holding + failing) // 2 if seen else min(2 * holding, failing - 1)
-            if holds(size):
-                holding = size
-            else:
-                failing, seen = size, True
-        return holding
+
+def largest_where(holds: Callable[[int], bool], holding: int, most: int) -> int:
+    """Return the largest size up to `most` for which a condition holds.
+
+    The condition is assumed to hold for `holding` and to be monotone. Sizes are doubled
+    until it fails, and then bisected.
+    """
+    failing = most + 1
+    seen = False
+    while failing - holding > 1:
+        size = (holding + failing) // 2 if seen else min(2 * holding, failing - 1)
+        if holds(size):
+            holding = size
+        else:
+            failing, seen = size, True
+    return holding

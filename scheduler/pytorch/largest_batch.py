@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -13,15 +14,19 @@ from scheduler.budgets import read_budget
 from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidBudgetError, InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.plan import Plan
-from scheduler.planning.batch_scaling import Growth
+from scheduler.planning.batch_scaling import LEAST_PREDICTED, Growth
 from scheduler.planning.batch_search import LargestBatch, largest_batch
 from scheduler.problem import Problem, check_gap
 from scheduler.pytorch.capture.arguments import read_arguments
-from scheduler.pytorch.checkpointing import checkpointed
+from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY
+from scheduler.pytorch.checkpointing import checkpointed, warn_of_fallback
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
 from scheduler.pytorch.models.catalog import Arguments
+from scheduler.pytorch.modules.batches import TreeGrowth, largest_batch_by_modules
+from scheduler.pytorch.modules.calls import CallTree
+from scheduler.pytorch.modules.planner import ModulePlanner
 from scheduler.pytorch.tracing import trace
 from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
@@ -52,7 +57,7 @@ class MaxBatch:
         The plan with the smallest known peak for a batch larger by one; it exceeds the
         budget. None at the limit.
     traced : tuple of int
-        The batch sizes that were captured.
+        The batch sizes that were captured, or measured by modules.
     """
 
     batch_size: int
@@ -75,6 +80,7 @@ def max_batch(
     budget: int | str,
     *,
     loss: Callable[..., Tensor] | None = None,
+    granularity: str = "auto",
     costs: Costs = "measured",
     limit: int = DEFAULT_LIMIT,
     solver: str = "auto",
@@ -101,6 +107,10 @@ def max_batch(
         memory of the model's device that is free now, and what the model holds there.
     loss : callable, optional
         As for `trace`.
+    granularity : "auto", "operations" or "modules"
+        As for `checkpointed`. By modules, steps are measured rather than captured, at two small
+        batches, the batch found and the next one; `costs`, `solver`, `reorder` and `seed` have
+        no effect.
     costs : "measured" or "flops"
         Cost model of the plan; the search for the batch needs no times.
     limit : int
@@ -141,12 +151,25 @@ def max_batch(
     """
     check_options(time_limit, seed)
     check_gap(gap)
-    _check_options(costs, limit)
+    _check_options(costs, limit, granularity)
     load_solver(solver)
     _check_budget(budget)
     steps = _Steps(make_model, make_batch, loss, progress)
     budget_bytes = parse_bytes(device_budget(budget, steps.model))
     growth = Growth(steps.graph)
+    if granularity != "modules":
+        try:
+            growth.at(min(LEAST_PREDICTED, limit))
+        except CaptureError as error:
+            if granularity == "operations":
+                raise
+            warn_of_fallback("modules", error)
+            granularity = "modules"
+    if granularity == "modules":
+        trees = TreeGrowth(steps.tree)
+        largest = largest_batch_by_modules(trees, budget_bytes, limit=limit, seconds=time_limit, gap=gap)
+        sizes = tuple(sorted(trees.measured))
+        return MaxBatch(largest.size, largest.plan, largest.bound, largest.next_plan, sizes)
     found = largest_batch(growth, budget_bytes, limit=limit, seconds=SEARCH_SHARE * time_limit, reorder=reorder)
     size, next_schedule = found.size, found.next_schedule
     if found.schedule is None:
@@ -203,11 +226,15 @@ class _Steps:
         """Return the graph of a step with a batch of a given size."""
         self.progress(f"tracing a batch of {size}")
         args, kwargs = self._batch(size)
-        try:
+        with _explained("tracing", size):
             return trace(self.model, args, kwargs, loss=self.loss, costs=costs, workspaces=False)
-        except CaptureError as error:
-            smaller = f"; if the model only takes smaller batches, pass limit={size - 1}" if size > 1 else ""
-            raise CaptureError(f"tracing failed with a batch of {size}{smaller}: {error}") from error
+
+    def tree(self, size: int) -> CallTree:
+        """Return the calls of modules in a step with a batch of a given size."""
+        self.progress(f"measuring a batch of {size}")
+        args, kwargs = self._batch(size)
+        with _explained("measuring", size):
+            return ModulePlanner(self.model, self.loss, "min", {}, lambda: NO_OTHER_MEMORY).measure(args, kwargs)
 
     def _batch(self, size: int) -> Arguments:
         batch: object = self.make_batch(size)
@@ -228,7 +255,19 @@ class _Steps:
         return batch
 
 
-def _check_options(costs: str, limit: int) -> None:
+@contextlib.contextmanager
+def _explained(what: str, size: int) -> Iterator[None]:
+    """Return a context in which errors say with which batch the model failed."""
+    try:
+        yield
+    except CaptureError as error:
+        smaller = f"; if the model only takes smaller batches, pass limit={size - 1}" if size > 1 else ""
+        raise CaptureError(f"{what} failed with a batch of {size}{smaller}: {error}") from error
+
+
+def _check_options(costs: str, limit: int, granularity: str) -> None:
+    if granularity not in ("auto", "operations", "modules"):
+        raise InvalidOptionError(f'granularity must be "auto", "operations" or "modules", got {granularity!r}')
     if costs not in get_args(Costs):
         raise InvalidOptionError(f'costs must be "measured" or "flops", got {costs!r}')
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:

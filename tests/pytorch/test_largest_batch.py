@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,46 @@ def test_times_of_the_plan_are_measured_on_request() -> None:
     assert measured_peak(Squares(), found.plan, *rows(found.batch_size)) == found.plan.peak_bytes
 
 
+class Branching(nn.Module):
+    """Four blocks that run in a loop whose length depends on a value, so that no step can be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks if x.sum().item() >= 0 else ():
+            x = x + block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("granularity", ["auto", "modules"])
+def test_a_model_that_cannot_be_captured_gets_its_largest_batch_by_modules(granularity: str) -> None:
+    with (
+        pytest.warns(UserWarning, match="by modules, because it cannot be planned by operations")
+        if granularity == "auto"
+        else nullcontext()
+    ):
+        found = find("100KiB", Branching, granularity=granularity, time_limit=10.0)
+    size = found.batch_size
+    assert size > 10
+    assert found.traced == (2, 3, size, size + 1)
+    assert found.one_more == "proven not to fit"
+    assert found.plan.granularity == found.next_plan.granularity == "modules"
+    assert found.plan.peak_bytes <= 100 * 1024 < found.next_plan.peak_bytes
+    for number, plan in ((size, found.plan), (size + 1, found.next_plan)):
+        random_states = sum(tensor.size_bytes for tensor in plan.graph.tensors if tensor.role == "random state")
+        assert measured_peak(Branching(), plan, *rows(number)) + random_states <= plan.peak_bytes
+
+
+def test_a_batch_that_no_choice_of_modules_fits_is_rejected() -> None:
+    with pytest.raises(BudgetTooSmallError, match=r"no schedule fits 4\.88 KiB .* The smallest possible") as caught:
+        find(5000, Branching, granularity="modules")
+    assert caught.value.proven
+    found = find("100KiB", Branching, granularity="modules", limit=3)
+    assert (found.batch_size, found.bound, found.next_plan, found.traced) == (3, None, None, (2, 3))
+
+
 def test_the_search_ends_at_the_limit_and_claims_no_proof() -> None:
     found = find(limit=5)
     assert (found.batch_size, found.bound, found.next_plan, found.one_more) == (5, None, None, "not looked at")
@@ -169,6 +210,7 @@ def test_a_budget_that_fits_no_batch_is_rejected_with_the_needs_of_one() -> None
         ({"make_model": Squares()}, InvalidOptionError, "write lambda: model"),
         ({"make_model": lambda: None}, InvalidOptionError, "returns an nn.Module, got function"),
         ({"limit": 0}, InvalidOptionError, "limit must be an int >= 1, got 0"),
+        ({"granularity": "layers"}, InvalidOptionError, '"auto", "operations" or "modules"'),
         ({"costs": "guess"}, InvalidOptionError, '"measured" or "flops"'),
         ({"time_limit": 0}, InvalidOptionError, "time_limit"),
         ({"reorder": "none"}, InvalidOptionError, "reorder"),

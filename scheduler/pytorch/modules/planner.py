@@ -59,7 +59,7 @@ class ModulePlanner:
         BudgetTooSmallError, OutOfTimeError
             As for `make_plan`.
         """
-        lowered = lower(self._measure(args, kwargs))
+        lowered = lower(self.measure(args, kwargs))
         try:
             plan = self._plan(lowered, self.budget if self.budget_bytes is None else self.budget_bytes)
         except BudgetTooSmallError:
@@ -80,7 +80,14 @@ class ModulePlanner:
         """
         return self._plan(self._measured[plan.graph.digest], budget)
 
-    def _measure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> CallTree:
+    def measure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> CallTree:
+        """Measure a step with these arguments as a tree of module calls.
+
+        Raises
+        ------
+        CaptureError
+            As for `remeasure`.
+        """
         check_unwrapped(self.model)
         memory = self.read_memory()
         try:
