@@ -26,7 +26,9 @@ class TransformersCallback(TrainerCallback):
     optimizer's state and, with gradient accumulation, the existing gradients; among several
     processes, also the buckets in which gradients are reduced. Evaluation runs without a
     plan. Each length to which batches are padded gets a plan of its own, in a fraction of the
-    time of the first; `lengths=` makes these plans when training begins, the longest first.
+    time of the first; `lengths=` makes these plans when training begins, the longest first. With
+    `granularity="modules"`, and for models that cannot be captured, a batch that is larger than
+    all before it is measured, and smaller ones follow its plan.
 
     Parameters
     ----------

@@ -30,6 +30,17 @@ def test_a_tiny_gpt2_trains_as_without_a_plan_within_the_budget(tmp_path):
     assert "forward" not in vars(planned.model)
 
 
+def test_a_plan_by_modules_trains_as_without_a_plan_within_the_budget(tmp_path):
+    callback = TransformersCallback("min+20%", granularity="modules", **OPTIONS)
+    planned, plain = train(tmp_path, callback, steps=3), train(tmp_path, steps=3)
+    assert planned.losses == plain.losses
+    plan = callback.forward.planned.plan
+    assert plan.granularity == "modules"
+    assert plan.overhead > 0
+    assert "optimizer state" in {plan.graph.tensor(name).role for name in plan.graph.resident}
+    assert max(planned.peaks[1:]) <= plan.budget_bytes < max(plain.peaks)
+
+
 def test_gradient_accumulation_counts_existing_gradients(tmp_path):
     callback = TransformersCallback("60%", **OPTIONS)
     runs = [train(tmp_path, *callbacks, steps=3, gradient_accumulation_steps=2) for callbacks in ([callback], [])]

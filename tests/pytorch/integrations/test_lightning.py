@@ -42,6 +42,18 @@ def test_a_small_resnet_trains_as_without_a_plan_within_the_budget(tmp_path):
     assert "forward" not in vars(planned)
 
 
+def test_a_plan_by_modules_trains_as_without_a_plan_within_the_budget(tmp_path):
+    callback = LightningCallback("min+20%", granularity="modules", reserve="64KiB")
+    planned, plain = Classifier(), Classifier()
+    train(tmp_path, planned, callback, steps=3)
+    train(tmp_path, plain, steps=3)
+    assert planned.losses == plain.losses
+    plan = callback.forward.planned.plan
+    assert plan.granularity == "modules"
+    assert plan.overhead > 0
+    assert max(planned.peaks[1:]) <= plan.budget_bytes < max(plain.peaks)
+
+
 def test_a_submodule_can_be_planned(tmp_path):
     callback = LightningCallback("100%", module="model", costs="flops", time_limit=5.0)
     train(tmp_path, CallsItsModel(), callback, steps=1)
