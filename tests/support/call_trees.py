@@ -209,6 +209,8 @@ class _Program:
                 backward_time=float(draw.randint(1, 9)),
                 forward_peak_bytes=draw.randint(0, 20),
                 saving_forward_peak_bytes=draw.randint(0, 25),
+                keeping_forward_peak_bytes=draw.randint(0, 25),
+                kept_forward_peak_bytes=draw.randint(0, 20),
                 backward_peak_bytes=draw.randint(0, 20),
                 gradient_bytes=draw.randint(0, 9),
                 parameter_gradient_bytes=draw.choice([0, 3]),
@@ -257,7 +259,7 @@ class Machine:
         segment = self.tree.segments[i]
         self._see(segment.backward_peak_bytes)
         self.time += segment.backward_time
-        self._let_go({("saved", i), ("kept", i)})
+        self._let_go({("saved", i)})
         self._let_go({("region", c) for c in _calls(self.tree) if self.tree.calls[c].start == i})
         self.gradients = segment.gradient_bytes
         self.fixed += segment.parameter_gradient_bytes
@@ -291,7 +293,6 @@ class Machine:
         segment, before = self.tree.segments[i], self._live()
         keeps = any(self.regions[c] for c in around)
         is_again = root != OUTSIDE and self.regions[root]
-        left = 0
         for s, storage in enumerate(self.tree.storages):
             if storage.born != i:
                 continue
@@ -311,21 +312,33 @@ class Machine:
                 if i in storage.saved_by:
                     known[s].reasons.add(("saved", i))
         self._let_go(set())
-        left = self._live() - before
         self._see(0)
-        self._see(self._peak_of_run(i, saves=not around, keeps=keeps) - left)
+        run_peak = self._peak_of_run(i, saves=not around, keeps=keeps, is_again=is_again)
+        self.peak_bytes = max(self.peak_bytes, before + run_peak)
+        if is_again:
+            self._let_go({("kept", i)})
         self.time += segment.forward_time - (segment.expensive_time if is_again else 0.0)
 
-    def _peak_of_run(self, i: int, *, saves: bool, keeps: bool) -> int:
-        """Measured peaks, but never less than what the same run leaves, or than a run that saves nothing needs."""
+    def _peak_of_run(self, i: int, *, saves: bool, keeps: bool, is_again: bool) -> int:
+        """Measured peaks, but never less than what the same run leaves, or than a run that saves nothing needs.
+
+        A run that uses kept results may need less than that, but never more than one that computes them.
+        """
         segment = self.tree.segments[i]
         born = [(s, storage) for s, storage in enumerate(self.tree.storages) if storage.born == i]
         outlives = sum(storage.size_bytes for _, storage in born if storage.dies > i)
         nothing = max(segment.forward_peak_bytes, outlives)
-        if keeps:
-            return nothing + sum(x.size_bytes for s, x in born if s in segment.expensive and x.dies == i)
-        saved = sum(storage.size_bytes for _, storage in born if storage.dies > i or i in storage.saved_by)
-        return max(nothing, segment.saving_forward_peak_bytes, saved) if saves else nothing
+        if keeps and segment.expensive:
+            kept = sum(x.size_bytes for s, x in born if x.dies > i or s in segment.expensive)
+            return max(nothing, segment.keeping_forward_peak_bytes, kept)
+        if not saves:
+            return nothing
+        left = {s: x.size_bytes for s, x in born if x.dies > i or i in x.saved_by}
+        saving = max(nothing, segment.saving_forward_peak_bytes, sum(left.values()))
+        if not is_again or not segment.expensive:
+            return saving
+        new = sum(size for s, size in left.items() if s not in segment.expensive)
+        return min(saving, max(new, segment.kept_forward_peak_bytes))
 
     def _live(self) -> int:
         return self.fixed + self.gradients + sum(copy.size_bytes for copy in self.copies)

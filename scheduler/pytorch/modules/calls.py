@@ -98,6 +98,10 @@ class Segment:
         live at its start.
     saving_forward_peak_bytes : int
         The same for a run that saves everything that its backward needs.
+    keeping_forward_peak_bytes : int
+        The same for a run that saves nothing, but keeps the results of its expensive operators.
+    kept_forward_peak_bytes : int
+        The same for a later run that saves everything and uses the kept results, which are live at its start.
     backward_peak_bytes : int
         Most bytes at once during its backward, above those live at its start (when all that it
         saved is live).
@@ -116,6 +120,8 @@ class Segment:
     backward_time: float = 0.0
     forward_peak_bytes: int = 0
     saving_forward_peak_bytes: int = 0
+    keeping_forward_peak_bytes: int = 0
+    kept_forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
     gradient_bytes: int = 0
     parameter_gradient_bytes: int = 0

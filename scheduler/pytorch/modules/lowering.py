@@ -198,7 +198,8 @@ class _Lowering:
         if kept:
             again = max(0.0, time - segment.expensive_time)
             self._operation((Kind.KEEPING, i), label, module, read, (*values, *kept), time, peaks.keeping)
-            self._operation((Kind.FROM_KEPT, i), label, module, (*read, *kept), (*values, *saved), again, peaks.saving)
+            inputs, outputs = (*read, *kept), (*values, *saved)
+            self._operation((Kind.FROM_KEPT, i), label, module, inputs, outputs, again, peaks.from_kept)
 
     def _lower_backward(self, i: int) -> None:
         segment, label, module = self.tree.segments[i], self.labels[i], self._module(i)

@@ -209,12 +209,10 @@ class _Counter:
             if group.born < i:
                 self.add([Condition(_NOTHING, kept)], size)
             return
-        conditions = [Condition(kept, _NOTHING)] if kept else []
         if group.born < i:
-            conditions += [_ALWAYS] if group.dies >= i else self._holders(group)
-            if root == OUTSIDE:
-                conditions += self._keepers(group)
-        self.add(conditions, size)
+            self.add(([_ALWAYS] if group.dies >= i else self._holders(group)) + self._keepers(group), size)
+        elif kept:
+            self.add([Condition(kept, _NOTHING)], size)
 
     def _holders(self, group: Group, within: int = OUTSIDE) -> list[Condition]:
         """Return when segments that saved a group, or regions that it was passed to, in a call, hold it."""
@@ -233,11 +231,14 @@ class _Counter:
         return self.saving[call] if call != OUTSIDE else _ALWAYS
 
     def _keepers(self, group: Group) -> list[Condition]:
-        """Return when regions that keep expensive results hold a group."""
-        if not group.is_expensive or group.born > self.last:
+        """Return when regions that keep expensive results, and have not been recomputed yet, hold a group."""
+        if not group.is_expensive:
             return []
-        around = self.layout.around[group.born]
-        return [Condition(frozenset([Literal(c, True)]), _NOTHING) for c in around if c in self.points.keepers]
+        calls = [c for c in self.layout.around[group.born] if c in self.points.keepers]
+        if not self.is_forward or self.point.root != OUTSIDE:
+            waiting = self.start if self.is_forward else self.point.segment
+            calls = [c for c in calls if self.tree.calls[c].stop <= waiting]
+        return [Condition(frozenset([Literal(c, True)]), _NOTHING) for c in calls]
 
     def _held_again(self, group: Group) -> list[Condition]:
         """Return when a recomputation holds a second copy of what is held to the end."""
@@ -273,7 +274,13 @@ class _Counter:
         peaks = self.layout.peaks[i]
         self.constant += peaks.without_saving
         self.add([self._saving(i)], peaks.saving - peaks.without_saving)
-        if self.point.root == OUTSIDE and any(self.layout.groups[g].is_expensive for g in self.layout.born[i]):
+        if not any(self.layout.groups[g].is_expensive for g in self.layout.born[i]):
+            return
+        if self.point.root in self.points.keepers:
+            keeps = Literal(self.point.root, True)
+            self.constant -= peaks.saving - peaks.from_kept
+            self.add([Condition(_NOTHING, frozenset([keeps]))], peaks.saving - peaks.from_kept)
+        if self.point.root == OUTSIDE:
             keepers = [
                 Condition(frozenset([Literal(c, True)]), _NOTHING)
                 for c in self.layout.around[i]

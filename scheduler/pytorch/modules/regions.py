@@ -163,6 +163,7 @@ class Peaks:
     without_saving: int
     saving: int
     keeping: int
+    from_kept: int
 
     @classmethod
     def of(cls, layout: Layout, segment: int) -> Peaks:
@@ -171,8 +172,12 @@ class Peaks:
         measured = layout.tree.segments[segment]
         without = max(measured.forward_peak_bytes, sum(group.size_bytes for group in groups if group.outlives))
         left = sum(group.size_bytes for group in groups if group.outlives or segment in group.savers)
-        kept = sum(group.size_bytes for group in groups if group.is_expensive and not group.outlives)
-        return cls(without, max(measured.saving_forward_peak_bytes, left, without), without + kept)
+        saving = max(measured.saving_forward_peak_bytes, left, without)
+        kept = sum(group.size_bytes for group in groups if group.outlives or group.is_expensive)
+        keeping = max(measured.keeping_forward_peak_bytes, kept, without)
+        again = [g for g in groups if not g.is_expensive and (g.outlives or segment in g.savers)]
+        from_kept = max(measured.kept_forward_peak_bytes, sum(group.size_bytes for group in again))
+        return cls(without, saving, keeping, min(from_kept, saving))
 
 
 @dataclass
@@ -240,9 +245,8 @@ class _Executor:
             if kind in (Kind.SAVING, Kind.FROM_KEPT):
                 self.until_backward[i] += [(Part.SAVED, g, i) for g in layout.saved[i]]
                 self.until_backward[i].append((Part.TAPE, i, -1))
-            if kind is Kind.KEEPING:
-                kept = [g for g in layout.born[i] if layout.groups[g].is_expensive]
-                self.until_backward[i] += [(Part.KEPT, g, -1) for g in kept]
+            if kind is Kind.FROM_KEPT:
+                freed += [(Part.KEPT, g, -1) for g in layout.born[i] if layout.groups[g].is_expensive]
             freed += [(Part.VALUE, g, -1) for g in layout.dying[i] if layout.groups[g].born >= start and g not in held]
             if i == stop - 1 and root != OUTSIDE:
                 freed += [

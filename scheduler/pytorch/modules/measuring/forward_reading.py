@@ -102,6 +102,9 @@ class ForwardReading:
             if isinstance(event, Run):
                 for number in event.born:
                     self._seen[number] = _Seen(segment, piece, is_expensive=event.is_expensive)
+                for number in event.changed:
+                    if number in self._seen and self._seen[number].piece == piece:
+                        self._seen[number].is_expensive = False
                 for number in event.read:
                     if number in self._seen:
                         self._seen[number].read_by.add(segment)
@@ -132,6 +135,9 @@ class ForwardReading:
         for position, event in enumerate(self._log.events):
             if isinstance(event, Run):
                 self._changed.update(dict.fromkeys(event.changed, position))
+        for position, event in enumerate(self._log.events):
+            if isinstance(event, Run) and any(self._changed.get(number, -1) > position for number in event.born):
+                event.is_expensive = False  # it must run again even if its results are kept
 
     def _select(self) -> list[int]:
         """Return the storages that matter beyond the segment that allocates them."""
@@ -218,8 +224,19 @@ class ForwardReading:
         seen = self._seen.get(number)
         return seen is None or seen.piece < call.segments[0]
 
-    def forward_peak(self, segment: int, *, saving: bool) -> int:
-        """Return the most bytes that a segment allocates at once."""
+    def forward_peak(self, segment: int, *, saving: bool, keeping: bool = False, from_kept: bool = False) -> int:
+        """Return the most bytes that a segment allocates at once.
+
+        Parameters
+        ----------
+        segment : int
+        saving : bool
+            Whether it saves what its backward needs.
+        keeping : bool
+            Whether it keeps the results of expensive operators.
+        from_kept : bool
+            Whether it uses such results, which are live at its start.
+        """
         sizes = self._log.sizes
         live = peak = 0
         own: set[int] = set()
@@ -228,6 +245,10 @@ class ForwardReading:
         for event in self._events[self.segments[segment]]:
             if isinstance(event, Run):
                 own.update(event.born)
+                if from_kept and event.is_expensive:
+                    continue
+                if keeping and event.is_expensive:
+                    saved.update(event.born)
                 live += sum(sizes[number] for number in event.born)
                 peak = max(peak, live + event.workspace_bytes)
             elif isinstance(event, Saved):
@@ -246,9 +267,8 @@ class ForwardReading:
         return tuple(
             self._place[number]
             for run in self.runs[segment]
-            if run.is_expensive
             for number in run.born
-            if number in self._place
+            if number in self._place and self._seen[number].is_expensive
         )
 
     def caller(self, segment: int) -> int:

@@ -44,6 +44,8 @@ def make_tree(
                 backward_time=min((one.seconds for one in found), default=0.0),
                 forward_peak_bytes=forward.forward_peak(segment, saving=False),
                 saving_forward_peak_bytes=forward.forward_peak(segment, saving=True),
+                keeping_forward_peak_bytes=forward.forward_peak(segment, saving=False, keeping=True),
+                kept_forward_peak_bytes=forward.forward_peak(segment, saving=True, from_kept=True),
                 backward_peak_bytes=max((one.peak_bytes for one in found), default=0),
                 gradient_bytes=gradient_bytes,
                 parameter_gradient_bytes=max((one.parameter_gradient_bytes for one in found), default=0),

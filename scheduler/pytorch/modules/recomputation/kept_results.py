@@ -65,6 +65,15 @@ class KeepResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.operators.append(func)
         return returned
 
+    def __exit__(self, *args: object) -> None:
+        super().__exit__(*args)  # type: ignore[no-untyped-call]
+        self.drop_changed()
+
+    def drop_changed(self) -> None:
+        """Forget results that have been changed in place, and so must be computed again."""
+        for position in [position for position, result in self.results.items() if result.has_changed()]:
+            del self.results[position]
+
 
 class UseResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Return kept results instead of running the expensive operators again, each once.
@@ -89,8 +98,13 @@ class UseResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> UseResults:
         self._count = 0  # a backward that keeps the graph recomputes several times
+        self._kept.drop_changed()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def __exit__(self, *args: object) -> None:
+        super().__exit__(*args)  # type: ignore[no-untyped-call]
+        self._kept.results.clear()  # also those of operators at the end of the call, which need not run again
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if not is_expensive(func):
@@ -103,7 +117,7 @@ class UseResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 " not depend on anything that changes between the forward and the backward"
             )
         result = self._kept.results.pop(position, None)
-        if result is None or result.has_changed():
+        if result is None:
             return func(*args, **(kwargs or {}))
         for generator, state in result.drawn:
             generator.set_state(state)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
 from scheduler.pytorch.modules.calls import Decision
+from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults
 from scheduler.pytorch.modules.replay import Replay
 from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
 
@@ -88,6 +89,23 @@ def test_only_expensive_results_and_inputs_are_held() -> None:
         output = model(x)
     assert tracker.live_bytes == 4 * (3 * 8 + 3 * 8 + 3)  # result of the product, input of the head, output
     output.sum().backward()
+
+
+def test_nothing_is_kept_once_the_call_has_been_recomputed() -> None:
+    x, kept = torch.randn(3, 3), KeepResults()
+    with kept:
+        (x @ x).tanh() @ x
+    assert len(kept.results) == 2
+    with UseResults(kept, "m"):  # which ends early, as torch does once everything is saved again
+        x @ x
+    assert kept.results == {}
+
+
+def test_results_that_are_changed_in_place_are_not_kept() -> None:
+    x, kept = torch.randn(3, 3), KeepResults()
+    with kept:
+        (x @ x).relu_()
+    assert kept.results == {}
 
 
 def test_a_graph_that_is_kept_is_recomputed_again() -> None:
