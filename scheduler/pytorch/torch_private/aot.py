@@ -43,12 +43,15 @@ def export_joint(module: nn.Module, tensors: Sequence[Tensor]) -> fx.GraphModule
     """Return the joint graph of a module that takes tensors and returns tensors.
 
     The random state of devices stays what operators draw from, and the backward is traced
-    without autocast, as eager PyTorch runs it.
+    without autocast, as eager PyTorch runs it. Python code for the graph is generated only if it
+    is read or called, which plans do not do.
     """
     from torch._functorch import config
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(config.patch(backward_pass_autocast="off", functionalize_rng_ops=False))
         exported = aot_export_joint_with_descriptors(stack, module, tuple(tensors), {})
         graph: fx.GraphModule = exported.graph_module
