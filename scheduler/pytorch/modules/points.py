@@ -7,7 +7,7 @@ a constant plus bytes times conditions. It agrees with the simulator for every c
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -127,16 +127,30 @@ def simplify(holding: Holding) -> Holding:
     condition without it; and a condition that implies another is left out.
     """
     conditions = set(holding)
-    while True:
-        for first in conditions:
-            found = next(
-                (c for second in conditions if (c := _resolve(first, second)) not in (None, *conditions)), None
-            )
-            if found is not None:
-                conditions = {c for c in conditions if not (c.true >= found.true and c.false >= found.false)} | {found}
+    demanding: defaultdict[Literal, list[Condition]] = defaultdict(list)
+    excluding: defaultdict[Literal, list[Condition]] = defaultdict(list)
+
+    def note(condition: Condition) -> None:
+        for literal in condition.true:
+            demanding[literal].append(condition)
+        for literal in condition.false:
+            excluding[literal].append(condition)
+
+    for condition in conditions:
+        note(condition)
+    pending = [condition for condition in conditions if condition.true]
+    while pending:
+        one = pending.pop()
+        pairs = [(one, other) for literal in one.true for other in excluding[literal]]
+        pairs += [(other, one) for literal in one.false for other in demanding[literal]]
+        for first, second in pairs:
+            if one not in conditions:
                 break
-        else:
-            break
+            found = _resolve(first, second) if first in conditions and second in conditions else None
+            if found is not None and not any(c.true <= found.true and c.false <= found.false for c in conditions):
+                conditions = {c for c in conditions if not (c.true >= found.true and c.false >= found.false)} | {found}
+                note(found)
+                pending.append(found)
     return frozenset(
         c for c in conditions if not any(d != c and d.true <= c.true and d.false <= c.false for d in conditions)
     )
