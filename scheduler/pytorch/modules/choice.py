@@ -37,6 +37,8 @@ _TOLERANCE = 1e-9
 """Relative error of bounds in bytes."""
 _FIRST_GAP = 0.02
 """The gap of the first answers, which only show the points that matter."""
+_SECONDS, _MOST_SECONDS = 2.0, 60.0
+"""The default time limit without that of a step; until something is found."""
 _MOST_BY_HAND = 3
 _MOST_RELAXED = 6
 _MOST_POINTS = 8
@@ -88,7 +90,7 @@ class Found:
 
 
 def plan_modules(
-    tree: CallTree | LoweredTree, budget: int | str, *, gap: float = TRAINING_GAP, time_limit: float = 60.0
+    tree: CallTree | LoweredTree, budget: int | str, *, gap: float = TRAINING_GAP, time_limit: float | None = None
 ) -> Plan:
     """Choose the calls to recompute within a budget, and return the choice as a plan.
 
@@ -99,8 +101,9 @@ def plan_modules(
         As for `make_plan`; "min" is the smallest peak that recomputing calls can reach.
     gap : float
         The search ends as soon as `Plan.gap` is at most this.
-    time_limit : float
-        Seconds. At the limit, or at Ctrl-C, the best answer so far is returned with its bound.
+    time_limit : float, optional
+        Seconds. At the limit, or at Ctrl-C, the best answer so far is returned with its bound. By
+        default, it is 2 s and the time of one step, or longer where nothing is found by then.
 
     Returns
     -------
@@ -116,21 +119,23 @@ def plan_modules(
     InvalidBudgetError, InvalidOptionError
         If an argument is invalid.
     """
+    is_given, time_limit = time_limit is not None, _MOST_SECONDS if time_limit is None else time_limit
     check_options(time_limit, 0)
     lowered = tree if isinstance(tree, LoweredTree) else lower(tree)
     started, deadline = clock.now(), Deadline(time_limit)
     problem, chooser = Problem(lowered.graph, 0, gap=gap), Chooser(lowered)
     with stopped_by_interrupt(deadline):
         starts: list[Candidate] = []
+        patience = deadline if is_given else deadline.within(_SECONDS + problem.baseline.time)
 
         def smallest_peak() -> int:
-            search = deadline.within(SHARE_OF_TIME * deadline.remaining)
+            search = patience.within(SHARE_OF_TIME * patience.remaining)
             starts.append(chooser.smallest(step=_step(problem), deadline=search).smallest)
             return starts[0].peak_bytes
 
         budget_bytes = parse_budget(budget, problem.graph, baseline=problem.baseline, smallest_peak=smallest_peak)
         problem = replace(problem, budget_bytes=budget_bytes)
-        found = chooser.fastest(budget_bytes, gap=gap, deadline=deadline, starts=starts)
+        found = chooser.fastest(budget_bytes, gap=gap, deadline=deadline, patience=patience, starts=starts)
         best = found.best or found.smallest
         proposal = Proposal(
             lowered.schedule(best.regions),
@@ -209,17 +214,28 @@ class Chooser:
                 memory.append((amount, Point(Kind.SAVING, position, root)))
         return Candidate(regions, simulation.time, simulation.peak_bytes, memory)
 
-    def fastest(self, budget_bytes: int, *, gap: float, deadline: Deadline, starts: Iterable[Candidate] = ()) -> Found:
-        """Find the fastest choice that fits a budget."""
+    def fastest(
+        self,
+        budget_bytes: int,
+        *,
+        gap: float,
+        deadline: Deadline,
+        patience: Deadline | None = None,
+        starts: Iterable[Candidate] = (),
+    ) -> Found:
+        """Find the fastest choice that fits a budget; once there is one, the search ends at the deadline `patience`."""
         found = Found(self.plain, bound=self.plain.time)
         for candidate in (*self.by_hand, *starts):
             self._note(found, candidate, budget_bytes)
         program = self._program(budget_bytes)
         self._add(program, self.plain, budget_bytes)
         current, is_exact = max(gap, _FIRST_GAP), True
-        while not self._is_done(found, gap) and not deadline.passed:
+        while not self._is_done(found, gap):
+            limit = patience if patience is not None and found.best is not None else deadline
+            if limit.passed:
+                break
             found.programs += 1
-            result, regions = program.minimize(deadline, absolute_gap=current * self.plain.time)
+            result, regions = program.minimize(limit, absolute_gap=current * self.plain.time)
             if is_exact:
                 found.infeasible = result.infeasible
                 if not result.infeasible:

@@ -194,3 +194,14 @@ def test_a_search_without_time_to_solve_anything_says_so() -> None:
         plan_modules(transformer_tree(2), "1%", time_limit=0.5)
     with FakeClock(seconds_per_look=1.0):
         assert plan_modules(transformer_tree(2), "min", time_limit=0.5).peak_bytes > 0
+
+
+def test_by_default_a_search_ends_soon_once_there_is_an_answer() -> None:
+    tree = transformer_tree(6, spread=100)
+    segments = (replace(one, forward_time=one.forward_time / 1e6, backward_time=0.0) for one in tree.segments)
+    lowered = lower(replace(tree, segments=tuple(segments)))
+    smallest = plan_modules(lowered, "min").peak_bytes
+    with FakeClock(seconds_per_look=0.3):
+        hurried, patient = plan_modules(lowered, "min+30%"), plan_modules(lowered, "min+30%", time_limit=60.0)
+        assert plan_modules(lowered, smallest).peak_bytes <= smallest
+    assert patient.gap <= 0.005 < hurried.gap
