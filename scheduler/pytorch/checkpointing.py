@@ -128,8 +128,9 @@ def checkpointed(
         `solve` while a plan is searched for.
     **options
         For `make_plan`, if a budget is given: `solver`, `time_limit` (4 s and the time of five steps
-        by default here, and at most 20 s), `gap` (0.005 by default here: the search ends within
-        half a percent of the optimum), `reorder`, `seed`.
+        by default here, and at most 20 s; by modules 2 s and one step, once there is an answer),
+        `gap` (0.005 by default here: the search ends within half a percent of the optimum),
+        `reorder`, `seed`.
 
     Returns
     -------
