@@ -33,7 +33,7 @@ from tests.support.pytorch.changing import (
 
 # TorchDynamo reads `.grad` of tensors that are not leaves where a submodule is compiled.
 pytestmark = [
-    pytest.mark.long(60),
+    pytest.mark.long(50),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 

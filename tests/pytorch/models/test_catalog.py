@@ -21,7 +21,7 @@ from tests.support.pytorch.planning import (
 )
 from tests.support.pytorch.small_models import SMALL
 
-pytestmark = pytest.mark.long(50)
+pytestmark = pytest.mark.long(30)
 
 
 FITTING = {**SMALL, "resnet50": {**SMALL["resnet50"], "batch_size": 16}}
