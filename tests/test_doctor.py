@@ -80,13 +80,13 @@ def test_a_part_that_finds_none_of_its_kind_is_missing() -> None:
 
 def test_an_untested_torch_is_named_next_to_the_tested_versions() -> None:
     _, found = examine([Part("torch", "sys", "training", "pip", trial="print('1.0.0+cpu')")])
-    assert (found.state, found.detail) == ("untested", "1.0.0+cpu; tested with 2.13, 2.15")
+    assert (found.state, found.detail) == ("untested", "1.0.0+cpu; tested with 2.13, 2.14, 2.15")
 
 
-@pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.15.1"])
+@pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.14.1", "2.15.1"])
 def test_every_patch_of_a_tested_minor_version_is_tested(version: str) -> None:
     _, found = examine([Part("torch", "sys", "training", "pip", trial=f"print({version!r})")])
-    assert (found.state, found.detail) == ("ok", f"{version}; tested with 2.13, 2.15")
+    assert (found.state, found.detail) == ("ok", f"{version}; tested with 2.13, 2.14, 2.15")
 
 
 def test_the_tested_versions_are_those_of_the_extra_and_of_readme() -> None:

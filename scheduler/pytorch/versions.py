@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TESTED_TORCH = ("2.13", "2.15")
+TESTED_TORCH = ("2.13", "2.14", "2.15")
 """Minor versions of torch with which all PyTorch tests were run; the extra `torch` allows those between, too."""
 TESTED_PYTHON = ("3.11",)
 

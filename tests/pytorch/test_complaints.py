@@ -366,7 +366,7 @@ def test_experts_chosen_with_noise_are_the_same_in_recomputation():
     """torchtitan#1117, native-sparse-attention#24, Lightning#19267: recomputed sizes differ from those saved."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Experts() for _ in range(4)))
-    with pytest.raises(CaptureError, match="layers"):
+    with pytest.raises(CaptureError, match="modules"):
         trace(model, (batch(),), loss=mean_square, costs="flops")
     plain = copy.deepcopy(model)
     graph = profile_layers(model, (batch(),), loss=mean_square).graph
