@@ -6,16 +6,25 @@ whose run begins its recomputation. A schedule therefore says which calls it rec
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import cast
 
+from scheduler.errors import InvalidGraphError
 from scheduler.graph import Graph
 from scheduler.schedule import Compute, Schedule
 
 RECOMPUTES, KEEPS_EXPENSIVE = "checkpoint", "checkpoint that keeps expensive results"
 """Kinds of these operations. Every call has one of the first kind, which one of the second may follow."""
+
+SPAN_KINDS = {RECOMPUTES: "checkpoint of a span", KEEPS_EXPENSIVE: "checkpoint of a span that keeps expensive results"}
+"""The same kinds for spans, which follow the operations of the `nn.Sequential`; their layer is that of `span_layer`."""
+
+Span = tuple[int, int] | tuple[()]
+"""Positions of the first child of an `nn.Sequential` that is called, and of the first one that is not; () for all."""
 
 
 @dataclass(frozen=True, order=True)
@@ -30,15 +39,37 @@ class Decision:
         How many calls of the same module came before it in the step.
     keeps_expensive : bool
         Whether the results of expensive operators are saved all the same.
+    span : tuple of int
+        The children of an `nn.Sequential` that are recomputed together, () for the whole call.
     """
 
     module: str
     number: int
     keeps_expensive: bool = False
+    span: Span = ()
 
     def __str__(self) -> str:
-        call = (self.module or "(model)") + (f"#{self.number}" if self.number else "")
+        call = span_layer(self.module or "(model)", self.span) + (f"#{self.number}" if self.number else "")
         return f"{call} but its expensive results" if self.keeps_expensive else call
+
+    @property
+    def call(self) -> tuple[str, int, Span]:
+        """The module, the number and the span, which tell calls apart."""
+        return self.module, self.number, self.span
+
+
+def span_layer(module: str, span: Span) -> str:
+    """Return the name of a module, with the slice of its children that is meant: "features[3:7]"."""
+    return f"{module}[{span[0]}:{span[1]}]" if span else module
+
+
+def _read_span_layer(layer: str) -> tuple[str, Span]:
+    """Return the module and the span of a layer that `span_layer` has written."""
+    found = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", layer, re.DOTALL)
+    if found is None:
+        raise InvalidGraphError(f'the layer of a span must be like "features[3:7]", got "{layer}"')
+    module, start, stop = found.groups()
+    return module, (int(start), int(stop))
 
 
 @dataclass(frozen=True)
@@ -75,15 +106,18 @@ class CallRange:
 def call_ranges(decisions: Iterable[Decision]) -> tuple[CallRange, ...]:
     """Return decisions with calls that follow each other as ranges, in the order of their first calls."""
     decisions = tuple(decisions)
-    modules = {decision.module for decision in decisions}
+    modules = {decision.module for decision in decisions if not decision.span}
+    spans = [decision for decision in decisions if decision.span]
     ranges: list[CallRange] = []
     growing: dict[object, int] = {}
     """The ranges that a further call may extend, by all of it but one number."""
     for decision in decisions:
         path = decision.module.split(".")
-        outer = ("", *accumulate(path, "{}.{}".format))[:-1] if decision.module else ()
-        depth = len(modules.intersection(outer))
+        outer = ("", *accumulate(path, "{}.{}".format))[: None if decision.span else -1] if decision.module else ()
+        depth = len(modules.intersection(outer)) + sum(_is_in_span(decision, other) for other in spans)
         parts = (*(int(part) if part.isdecimal() else part for part in path), decision.number)
+        if decision.span:
+            parts = (*parts[:-2], span_layer(path[-1] or "(model)", decision.span), decision.number)
         single = CallRange(parts, -1, 0, decision.keeps_expensive, depth)
         numbers = {
             (replace(single, parts=(*parts[:at], "", *parts[at + 1 :])), at): (at, part)
@@ -101,6 +135,16 @@ def call_ranges(decisions: Iterable[Decision]) -> tuple[CallRange, ...]:
     return tuple(ranges)
 
 
+def _is_in_span(decision: Decision, other: Decision) -> bool:
+    """Return whether a call is part of a span, for children that are called by their positions."""
+    start, stop = other.span or (0, 0)
+    if decision.span and decision.module == other.module:
+        return decision != other and start <= decision.span[0] and decision.span[1] <= stop
+    prefix = f"{other.module}." if other.module else ""
+    child = decision.module.removeprefix(prefix).partition(".")[0]
+    return decision.module.startswith(prefix) and child.isdecimal() and start <= int(child) < stop
+
+
 def decisions_of(graph: Graph, schedule: Schedule) -> tuple[Decision, ...]:
     """Return the decisions that a schedule follows, in the order of the step.
 
@@ -111,11 +155,14 @@ def decisions_of(graph: Graph, schedule: Schedule) -> tuple[Decision, ...]:
     numbers: Counter[str] = Counter()
     decisions = []
     for operation in graph.operations:
-        if operation.kind == RECOMPUTES:
-            numbers[operation.layer] += 1
-        elif operation.kind != KEEPS_EXPENSIVE:
+        module, span, kind = operation.layer, cast("Span", ()), operation.kind
+        if kind in SPAN_KINDS.values():
+            module, span = _read_span_layer(operation.layer)
+        elif kind == RECOMPUTES:
+            numbers[module] += 1
+        elif kind != KEEPS_EXPENSIVE:
             continue
         if operation.name in runs:
-            number = numbers[operation.layer] - 1
-            decisions.append(Decision(operation.layer, number, operation.kind == KEEPS_EXPENSIVE))
+            keeps = kind in (KEEPS_EXPENSIVE, SPAN_KINDS[KEEPS_EXPENSIVE])
+            decisions.append(Decision(module, numbers[module] - 1, keeps, span))
     return tuple(decisions)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.decisions import Decision, call_ranges
+from scheduler.decisions import RECOMPUTES, SPAN_KINDS, Decision, call_ranges, decisions_of
+from scheduler.errors import InvalidGraphError
+from scheduler.graph import Graph, Operation, Tensor
+from scheduler.schedule import Compute, Schedule
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,26 @@ from scheduler.decisions import Decision, call_ranges
 def test_calls_that_follow_each_other_are_shown_as_ranges(calls: list[str], shown: list[str]) -> None:
     decisions = [Decision(name, int(number or 0)) for name, _, number in (call.partition("#") for call in calls)]
     assert ["  " * found.depth + str(found) for found in call_ranges(decisions)] == shown
+
+
+def test_spans_are_shown_as_slices_around_what_is_in_them() -> None:
+    spans = [Decision("f", 0, span=(0, 8)), Decision("f", 0, span=(4, 8)), Decision("f.5", 0), Decision("f.9", 0)]
+    assert ["  " * found.depth + str(found) for found in call_ranges(spans)] == ["f[0:8]", "  f[4:8]", "    f.5", "f.9"]
+    equal = [Decision(f"h.{i}.mlp", 0, span=(0, 2)) for i in range(3)]
+    assert [str(found) for found in call_ranges(equal)] == ["h.0-2.mlp[0:2]"]
+    others = [Decision("", 0), Decision("", 0, span=(1, 3)), Decision("", 1, True, span=(1, 3))]
+    assert ["  " * found.depth + str(found) for found in call_ranges(others)] == [
+        "(model)",
+        "  (model)[1:3]",
+        "  (model)[1:3]#1 but its expensive results",
+    ]
+
+
+def test_a_span_that_cannot_be_read_is_refused() -> None:
+    operations = [Operation("span", [], ["x"], 0.0, layer="features", kind=SPAN_KINDS[RECOMPUTES])]
+    graph = Graph(operations, [Tensor("x", 0)], results=["x"])
+    with pytest.raises(InvalidGraphError, match=r'must be like "features\[3:7\]", got "features"'):
+        decisions_of(graph, Schedule([Compute("span")]))
 
 
 def test_calls_that_keep_expensive_results_are_ranges_of_their_own() -> None:

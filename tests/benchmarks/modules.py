@@ -151,7 +151,7 @@ def blocks_of(model: nn.Module, lowered: LoweredTree) -> list[int]:
         kinds = Counter(type(child) for child in container.children())
         is_block = isinstance(container, nn.Sequential | nn.ModuleList) and kinds[type(modules[call.module])] > 1
         is_inside = any(calls[other].start <= call.start < calls[other].stop for other in found)
-        if is_block and not is_inside and not call.refusal and any(modules[call.module].children()):
+        if is_block and not is_inside and not call.refusal and not call.span and any(modules[call.module].children()):
             found.append(position)
     return found
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.decisions import Decision as Decision
+from scheduler.decisions import Span, span_layer
 from scheduler.graph import Tensor
 
 OUTSIDE = -1
@@ -24,6 +25,9 @@ OUTSIDE = -1
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One call of a module, which may be recomputed as a whole.
+
+    The calls of consecutive children of an `nn.Sequential` count as a call too, a span: it is made
+    in the call of the Sequential or in a larger span, and the children are called in it.
 
     Attributes
     ----------
@@ -41,6 +45,9 @@ class Call:
         Bytes of the buffers and random states that recomputing it copies, held as the inputs are.
     refusal : str
         Why it cannot be recomputed, "" if it can.
+    span : tuple of int
+        The positions of the children of the module that are called, as `range` takes them; () if
+        this is the call of the module itself.
     """
 
     module: str
@@ -51,11 +58,16 @@ class Call:
     inputs: tuple[int, ...] = ()
     copied_bytes: int = 0
     refusal: str = ""
+    span: Span = ()
 
     @property
     def name(self) -> str:
-        """The name of the module, with the number of the call where there are several: "layers.0", "layers.0#1"."""
-        return f"{self.module}#{self.number}" if self.number else self.module
+        """The name of the module, with a span, and the number of the call if it is not 0: "a.0", "a.0#1", "a[3:7]"."""
+        return span_layer(self.module, self.span) + (f"#{self.number}" if self.number else "")
+
+    def decision(self, *, keeps_expensive: bool = False) -> Decision:
+        """Return the decision to recompute it."""
+        return Decision(self.module, self.number, keeps_expensive, self.span)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,7 +161,7 @@ def smallest_peak_decisions(tree: CallTree, *, time_limit: float = 1.0) -> froze
     step = max(1, chooser.plain.peak_bytes // _STEPS)
     found = chooser.smallest(step=step, deadline=deadline)
     calls = [(tree.calls[c], keeps) for c, keeps in found.smallest.regions.items()]
-    return frozenset(Decision(call.module, call.number, keeps) for call, keeps in calls)
+    return frozenset(call.decision(keeps_expensive=keeps) for call, keeps in calls)
 
 
 def with_estimated_backward(tree: CallTree) -> CallTree:
@@ -321,7 +321,9 @@ class Chooser:
         for c in self.options.times:
             call = self.layout.tree.calls[c]
             inside = tuple(segment.call - c for segment in self.layout.tree.segments[call.start : call.stop])
-            equal[len(self.layout.ancestors[c]), inside].append(c)
+            depth = sum(not self.layout.tree.calls[outer].span for outer in self.layout.ancestors[c])
+            if not call.span:
+                equal[depth, inside].append(c)
         times = {key: sum(self.options.times[c] for c in calls) for key, calls in equal.items()}
         largest = sorted(equal, key=lambda key: -times[key])[:_MOST_BY_HAND]
         return [self.plain, *(self.candidate(dict.fromkeys(equal[key], False)) for key in largest)]

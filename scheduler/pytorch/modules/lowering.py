@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from scheduler.decisions import Decision
+from scheduler.decisions import SPAN_KINDS, Decision, span_layer
 from scheduler.decisions import decisions_of as decisions_of
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph, Operation, Tensor
@@ -108,12 +108,13 @@ def regions_of(tree: CallTree, decisions: Iterable[Decision]) -> dict[int, bool]
         If a decision names no call, a call that cannot be recomputed, or a call twice, or if one that
         keeps expensive results has none, or has another recomputed call around or inside it.
     """
-    positions = {(call.module, call.number): c for c, call in enumerate(tree.calls)}
+    positions = {(call.module, call.number, call.span): c for c, call in enumerate(tree.calls)}
     regions: dict[int, bool] = {}
     for decision in decisions:
-        c = positions.get((decision.module, decision.number))
+        c = positions.get(decision.call)
         if c is None:
-            raise InvalidOptionError(f'the step has no call {decision.number} of module "{decision.module}"')
+            called = span_layer(decision.module, decision.span)
+            raise InvalidOptionError(f'the step has no call {decision.number} of module "{called}"')
         if tree.calls[c].refusal:
             raise InvalidOptionError(f'call "{tree.calls[c].name}" cannot be recomputed: {tree.calls[c].refusal}')
         if decision.keeps_expensive and not _keeps_something(tree, c):
@@ -180,7 +181,8 @@ class _Lowering:
         if _keeps_something(self.tree, c):
             kinds.append(Kind.KEEPING_CHECKPOINT)
         for kind in kinds:
-            self._operation((kind, c), name, call.module, inputs, copies, signature=f"call {call.number}")
+            layer, purpose = span_layer(call.module, call.span), SPAN_KINDS[kind.value] if call.span else kind.value
+            self._operation((kind, c), name, layer, inputs, copies, signature=f"call {call.number}", purpose=purpose)
 
     def _lower_forward(self, i: int) -> None:
         layout, segment, label = self.layout, self.tree.segments[i], self.labels[i]
@@ -255,6 +257,7 @@ class _Lowering:
         peak_bytes: int = 0,
         *,
         signature: str = "",
+        purpose: str = "",
     ) -> None:
         """Add an operation whose memory, above what is live at its start, is `peak_bytes`."""
         kind, _ = run
@@ -270,7 +273,7 @@ class _Lowering:
                 phase="backward" if kind in (Kind.BACKWARD, Kind.GRADIENTS) else "forward",
                 signature=f"{kind.value} of {label}" + (f": {signature}" if signature else ""),
                 layer=module,
-                kind=kind.value,
+                kind=purpose or kind.value,
             )
         )
 

@@ -13,6 +13,7 @@ from typing import Protocol, Unpack
 import torch
 from torch import Tensor, nn
 
+from scheduler.decisions import Span
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import Signature, read_arguments
@@ -128,12 +129,12 @@ class _Measured:
     def bind(self, replay: Replay) -> None:
         """Follow the plans with the model of another replay."""
         calls: Counter[str] = Counter()
-        decisions: dict[tuple[str, int], Decision] = {}
+        decisions: dict[tuple[str, int, Span], Decision] = {}
         for plan in self.plans:
             calls |= number_of_calls(plan)
             for decision in decisions_of(plan.graph, plan.schedule):
-                key = (decision.module, decision.number)
-                decisions[key] = min(decision, decisions.get(key, decision))  # one that keeps nothing comes first
+                # One that keeps nothing comes first.
+                decisions[decision.call] = min(decision, decisions.get(decision.call, decision))
         self._replay = self.replay = replay.with_decisions(decisions.values(), calls=calls)
 
     @property

@@ -221,11 +221,18 @@ class Program:
 
 def _parts(layout: Layout) -> list[int]:
     """Return, per call, the one around it among the calls that the busiest call makes; `OUTSIDE` if there is none."""
-    callers = Counter(call.caller for call in layout.tree.calls)
-    busiest = callers.most_common(1)[0][0] if callers else OUTSIDE
+    calls = layout.tree.calls
+    callers: list[int] = []
+    """Per call, the one that makes it; a span makes no calls itself."""
+    for call in calls:
+        is_in_span = call.caller != OUTSIDE and calls[call.caller].span
+        callers.append(callers[call.caller] if is_in_span else call.caller)
+    counts = Counter(caller for caller, call in zip(callers, calls, strict=True) if not call.span)
+    busiest = counts.most_common(1)[0][0] if counts else OUTSIDE
     parts: list[int] = []
-    for c, call in enumerate(layout.tree.calls):
-        parts.append(c if call.caller == busiest else OUTSIDE if call.caller == OUTSIDE else parts[call.caller])
+    for c, call in enumerate(calls):
+        is_part = callers[c] == busiest and not call.span
+        parts.append(c if is_part else OUTSIDE if call.caller == OUTSIDE else parts[call.caller])
     return parts
 
 

@@ -13,12 +13,14 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from scheduler.decisions import span_layer
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
@@ -26,6 +28,7 @@ from scheduler.pytorch.modules.calls import Decision
 from scheduler.pytorch.modules.recomputation.call_state import CallState, ChangingBuffers, Parts
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults
+from scheduler.pytorch.modules.sequences import Part, arrange, calls_in_turn, children_in_turn
 from scheduler.pytorch.torch_private.autograd import determinism_check_of, is_transformed, stops_early
 from scheduler.pytorch.torch_private.modules import COMPILED_CALL
 
@@ -71,22 +74,25 @@ class Replay:
             find_module(model, name): _PlannedCalls(found, (calls or {}).get(name, 0))
             for name, found in by_module.items()
         }
+        for module, planned in self._planned.items():
+            _check_spans(module, planned)
         if calls is not None:
             self._plan_siblings(calls)
         self._generators = _own_generators(model) if generators is None else generators
         self._changing: ChangingBuffers = {}
         self._inside: dict[nn.Module, list[nn.Module]] = {}
         self._parts: dict[nn.Module, Parts] = {}
+        self._slices: dict[tuple[nn.Module, ...], nn.Sequential] = {}
 
     def _plan_siblings(self, calls: Mapping[str, int]) -> None:
         """Let modules that have not been measured follow the decisions for others of their kind."""
         decisions: dict[object, list[Decision]] = {}
         for module, planned in self._planned.items():
-            decisions.setdefault(_kind(planned.name, module), []).append(planned.strictest)
+            decisions.setdefault(_kind(planned.name, module), []).extend(planned.strictest)
         for name, module in self.model.named_modules():
             if name not in calls and module not in self._planned and (found := decisions.get(_kind(name, module))):
-                strictest = min(found, key=lambda decision: decision.keeps_expensive)
-                self._planned[module] = _PlannedCalls([Decision(name, 0, strictest.keeps_expensive)], 1)
+                strictest = [replace(decision, module=name, number=0) for decision in _strictest(found)]
+                self._planned[module] = _PlannedCalls(strictest, 1)
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -122,13 +128,20 @@ class Replay:
             self._parts[module] = Parts(module)
         return self._parts[module]
 
-    def state_of(self, module: nn.Module, parts: Parts) -> CallState:
-        """Return the state that a call of a planned module, which has these parts, finds now."""
-        return CallState(parts, self._planned[module].name, self._generators, self._changing)
+    def state_of(self, name: str, parts: Parts) -> CallState:
+        """Return the state that a call of the module with this name, which has these parts, finds now."""
+        return CallState(parts, name, self._generators, self._changing)
 
-    def decide(self, module: nn.Module, number: int) -> Decision | None:
-        """Return the decision for a call of a planned module, None if it is not recomputed."""
+    def decide(self, module: nn.Module, number: int) -> tuple[Decision | None, tuple[Part, ...]]:
+        """Return the decision for a call of a planned module, None if it is not recomputed, and those in its spans."""
         return self._planned[module].decide(number)
+
+    def slice_of(self, children: Sequence[nn.Module]) -> nn.Sequential:
+        """Return a module of some children, always the same one."""
+        key = tuple(children)
+        if key not in self._slices:
+            self._slices[key] = nn.Sequential(*key)
+        return self._slices[key]
 
     def with_decisions(self, decisions: Iterable[Decision], *, calls: Mapping[str, int] | None = None) -> Replay:
         """Return the same model with other decisions; what its calls have been seen to change stays known."""
@@ -151,12 +164,42 @@ class _PlannedCalls:
 
     def __init__(self, decisions: Sequence[Decision], known: int) -> None:
         self.name = decisions[0].module
-        self._by_number = {decision.number: decision for decision in decisions}
-        self._known = max(known, decisions[-1].number + 1)
-        self.strictest = min(decisions, key=lambda decision: decision.keeps_expensive)
+        self.strictest = _strictest(decisions)
+        self.most_children = max((decision.span[1] for decision in decisions if decision.span), default=0)
+        by_number: dict[int, list[Decision]] = {}
+        for decision in decisions:
+            by_number.setdefault(decision.number, []).append(decision)
+        self._known = max(known, *(number + 1 for number in by_number))
+        self._by_number = {number: _arranged(found) for number, found in by_number.items()}
+        self._further = _arranged(self.strictest)
 
-    def decide(self, number: int) -> Decision | None:
-        return self._by_number.get(number) if number < self._known else self.strictest
+    def decide(self, number: int) -> tuple[Decision | None, tuple[Part, ...]]:
+        return self._by_number.get(number, (None, ())) if number < self._known else self._further
+
+
+def _arranged(decisions: Sequence[Decision]) -> tuple[Decision | None, tuple[Part, ...]]:
+    """Return the decision for a call as a whole, and those for its spans, unless it keeps expensive results."""
+    whole = next((decision for decision in decisions if not decision.span), None)
+    return whole, () if whole and whole.keeps_expensive else arrange(decisions)
+
+
+def _strictest(decisions: Sequence[Decision]) -> list[Decision]:
+    """Return the decisions for a further call: for the call as a whole if there is one, otherwise for its spans."""
+    whole = [decision for decision in decisions if not decision.span]
+    if whole:
+        return [min(whole, key=lambda decision: decision.keeps_expensive)]
+    spans = {decision.span: decision for decision in sorted(decisions, key=lambda one: -one.keeps_expensive)}
+    return [*spans.values()]
+
+
+def _check_spans(module: nn.Module, planned: _PlannedCalls) -> None:
+    last = planned.most_children
+    if last > len(children_in_turn(module)):
+        raise ExecutionError(
+            f'the plan recomputes children of "{planned.name}" together, up to number {last - 1}, but it is no'
+            " nn.Sequential that calls as many children, each once: pass the model that the plan was made for, or make"
+            " a new plan"
+        )
 
 
 class _Run:
@@ -197,6 +240,7 @@ class _Region:
     """
 
     def __init__(self, module: nn.Module, forward: Forward, run: _Run, decision: Decision) -> None:
+        self._name = span_layer(decision.module, decision.span)
         self._module = module
         self._forward = forward
         self._replay = run.replay
@@ -209,7 +253,7 @@ class _Region:
         parts = self._replay.parts_of(self._module)
         if frozen.has_iterators or parts.refusal:
             return self._forward(*args, **kwargs)
-        state = self._replay.state_of(self._module, parts)
+        state = self._replay.state_of(self._name, parts)
         # torch ends a recomputation with an error of its own, which TorchScript would replace.
         ends_early = stops_early() and not parts.has_script
         pending: list[Arguments] = [(args, kwargs)]
@@ -225,7 +269,7 @@ class _Region:
                 outputs = self._forward(*args, **kwargs)
             if ends_early:  # it would not have come here, had it saved as much as the first run
                 raise ExecutionError(
-                    f'recomputing a call of "{self._decision.module}" saved fewer tensors than its first run: what it'
+                    f'recomputing a call of "{self._name}" saved fewer tensors than its first run: what it'
                     " computes must not depend on anything that changes between the forward and the backward"
                 )
             return outputs
@@ -236,14 +280,14 @@ class _Region:
             use_reentrant=False,
             preserve_rng_state=False,
             early_stop=not parts.has_script,
-            determinism_check=determinism_check_of(f'a call of "{self._decision.module}"'),
+            determinism_check=determinism_check_of(f'a call of "{self._name}"'),
             context_fn=self._keeping_results if self._decision.keeps_expensive else noop_context_fn,
         )
 
     def _keeping_results(self) -> tuple[KeepResults, UseResults]:
         """Return the contexts for the first run and for the recomputation."""
         kept = KeepResults()
-        return kept, UseResults(kept, self._decision.module)
+        return kept, UseResults(kept, self._name)
 
 
 class _Replaced:
@@ -293,13 +337,41 @@ def _planned_forward(module: nn.Module, forward: Forward) -> Forward:
         run = _thread.run
         if run is None or module not in run.replay:
             return forward(*args, **kwargs)
-        decision = run.replay.decide(module, run.counts[module])
+        decision, parts = run.replay.decide(module, run.counts[module])
         run.counts[module] += 1
-        if decision is None or not torch.is_grad_enabled() or is_transformed():
+        if not torch.is_grad_enabled() or is_transformed():
             return forward(*args, **kwargs)
-        return _Region(module, forward, run, decision).run(args, kwargs)
+        called = _in_parts(module, forward, parts)
+        return called(*args, **kwargs) if decision is None else _Region(module, called, run, decision).run(args, kwargs)
 
     return planned
+
+
+def _in_parts(module: nn.Module, forward: Forward, parts: Sequence[Part]) -> Forward:
+    """Return a forward that calls the children of a module in turn, and those of each part as a region."""
+    if not parts or not calls_in_turn(forward):
+        return forward
+    children = tuple(module.children())
+
+    def in_parts(input: object) -> object:
+        return _call_in_turn(children, parts, 0, len(children), input)
+
+    return in_parts if parts[-1].stop <= len(children) else forward
+
+
+def _call_in_turn(children: Sequence[nn.Module], parts: Sequence[Part], start: int, stop: int, value: object) -> object:
+    run = _thread.run
+    assert run is not None
+    for part in parts:
+        begin, end = part.start, part.stop
+        for child in children[start:begin]:
+            value = child(value)
+        forward = functools.partial(_call_in_turn, children, part.parts, begin, end)
+        value = _Region(run.replay.slice_of(children[begin:end]), forward, run, part.decision).run((value,), {})
+        start = end
+    for child in children[start:stop]:
+        value = child(value)
+    return value
 
 
 def is_following() -> bool:

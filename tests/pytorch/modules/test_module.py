@@ -148,8 +148,8 @@ def test_forward_saves_what_is_predicted() -> None:
     with tracker:
         loss = module(x)
     decisions = decisions_of(module.plan.graph, module.plan.schedule)
-    recomputed = {(decision.module, decision.number) for decision in decisions}
-    calls = [call for call in planner.lowered[0].layout.tree.calls if (call.module, call.number) in recomputed]
+    recomputed = {decision.call for decision in decisions}
+    calls = [call for call in planner.lowered[0].layout.tree.calls if call.decision().call in recomputed]
     random_states = sum(call.copied_bytes for call in calls)  # which no operator returns
     assert tracker.live_bytes + random_states == module.plan.simulation.saved_bytes
     loss.backward()

@@ -157,7 +157,7 @@ def keeping(tree: CallTree, seed: int) -> list[Decision]:
     for call in tree.calls:
         has_expensive = any(tree.segments[i].expensive_time for i in range(call.start, call.stop))
         if call.start >= covered and has_expensive and not call.refusal and call.module and draw.random() < 0.5:
-            chosen.append(Decision(call.module, call.number, keeps_expensive=True))
+            chosen.append(call.decision(keeps_expensive=True))
             covered = call.stop
     return chosen
 

@@ -22,7 +22,7 @@ def decide_by_saved_bytes(tree: CallTree) -> tuple[Decision, ...]:
         if best is None or needed < best[0]:
             best = needed, chosen
     calls = [tree.calls[position] for position in (best[1] if best else [])]
-    return tuple(Decision(call.module, call.number) for call in calls)
+    return tuple(call.decision() for call in calls)
 
 
 def _saved_bytes(tree: CallTree, segments: range) -> int:

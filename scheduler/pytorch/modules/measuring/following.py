@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from scheduler.decisions import Span
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.capture.kept_state import RandomState
 from scheduler.pytorch.guards.outside_states import OutsideState
@@ -39,7 +40,7 @@ class SeenCall:
         Bytes on the model's device of the random states that a recomputation needs, 0 if the call draws nothing.
     begin : int
         Position in the log at which it began.
-    refusal : str
+    refusal, span
         As for `Call`.
     """
 
@@ -52,6 +53,7 @@ class SeenCall:
     random_bytes: int = 0
     begin: int = 0
     refusal: str = ""
+    span: Span = ()
 
     def runs(self, segment: int) -> bool:
         """Return whether a segment is its own or one of a call that it makes."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import bisect
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler.pytorch.modules.calls import OUTSIDE, Call, Storage
 from scheduler.pytorch.modules.measuring.following import Calls, SeenCall
 from scheduler.pytorch.modules.measuring.observation import Dropped, Event, Freed, Log, Run, Saved
+from scheduler.pytorch.modules.measuring.spans import Weight, divide
+
+_SPAN = -2
+"""Takes the position of a seen call for what is none."""
 
 
 @dataclass
@@ -163,37 +167,78 @@ class ForwardReading:
             for number, seen in ((number, self._seen[number]) for number in self.storages)
         )
 
-    def tree_calls(self, refusals: Mapping[tuple[str, int], str]) -> tuple[tuple[Call, ...], dict[int, int]]:
+    def tree_calls(
+        self, refusals: Mapping[tuple[str, int], str], sequences: Mapping[str, Sequence[str]]
+    ) -> tuple[tuple[Call, ...], dict[int, int]]:
         """Return the calls of the tree, and the place of each seen call in it.
 
         Parameters
         ----------
         refusals : mapping of (str, int) to str
             Of the calls whose recomputation failed.
+        sequences : mapping of str to sequence of str
+            The modules that call their children in turn, which are divided, and these children.
         """
+        calls: list[tuple[int, SeenCall]] = [*enumerate(self._calls.seen)]
+        spans = divide(
+            self._calls.seen,
+            sequences,
+            weigh=self._weigh,
+            is_older=self._is_older,
+            has_operators=lambda piece: bool(self.runs_of(piece)),
+        )
+        calls += [(_SPAN, span) for span in spans]
         places: dict[int, int] = {}
         found: list[Call] = []
-        for position, seen in enumerate(self._calls.seen):
+        around: list[tuple[SeenCall, int]] = []
+        for position, seen in sorted(calls, key=lambda one: (one[1].segments[0], -one[1].segments[-1])):
             start = bisect.bisect_left(self.segments, seen.segments[0])
             stop = bisect.bisect_right(self.segments, seen.segments[-1])
             if start == stop:
                 continue
+            while around and around[-1][0].segments[-1] < seen.segments[0]:
+                around.pop()
             places[position] = len(found)
             found.append(
                 Call(
                     module=seen.module,
                     number=seen.number,
-                    caller=places.get(seen.caller, OUTSIDE),
+                    caller=around[-1][1] if around else OUTSIDE,
                     start=start,
                     stop=stop,
                     inputs=tuple(sorted({self._place[number] for number in seen.inputs if number in self._place})),
                     copied_bytes=self._copied_bytes(seen),
-                    refusal=seen.refusal or refusals.get((seen.module, seen.number), "") or self._refusal(seen),
+                    refusal=self._refusal_of(seen, refusals),
+                    span=seen.span,
                 )
             )
+            around.append((seen, places[position]))
         return tuple(found), places
 
+    def _refusal_of(self, call: SeenCall, refusals: Mapping[tuple[str, int], str]) -> str:
+        parts = [call] if not call.span else [self._calls.seen[child] for child in call.children]
+        failed = next((refusals[one.module, one.number] for one in parts if (one.module, one.number) in refusals), "")
+        return call.refusal or failed or self._refusal(call)
+
+    def _weigh(self, call: SeenCall) -> Weight:
+        sizes = self._log.sizes
+        return Weight(
+            is_refused=bool(call.refusal or self._refusal(call)),
+            input_bytes=sum(sizes[number] for number in call.inputs if number in self._seen),
+            saved_bytes=sum(self._saved_last[piece] for piece in range(call.segments[0], call.segments[-1] + 1)),
+        )
+
+    @functools.cached_property
+    def _saved_last(self) -> Counter[int]:
+        """The bytes that each piece of code is the last to save."""
+        found: Counter[int] = Counter()
+        for number, seen in self._seen.items():
+            if seen.saved_by:
+                found[self.segments[max(seen.saved_by)]] += self._log.sizes[number]
+        return found
+
     def _copied_bytes(self, call: SeenCall) -> int:
+        modules = [self._calls.seen[child].module for child in call.children] if call.span else [call.module]
         changed = {
             number
             for piece in range(call.segments[0], call.segments[-1] + 1)
@@ -201,7 +246,8 @@ class ForwardReading:
             if isinstance(event, Run)
             for number in event.changed
         }
-        copied = (changed | self._changing[call.module]) & self._buffers[call.module]
+        changed = changed.union(*(self._changing[module] for module in modules))
+        copied = changed & set().union(*(self._buffers[module] for module in modules))
         # One copy is the old value, and the recomputation changes another one.
         return 2 * sum(self._log.sizes[number] for number in copied) + call.random_bytes
 

@@ -28,12 +28,13 @@ from scheduler.pytorch.measurement.memory import storage_sizes
 from scheduler.pytorch.modules.calls import CallTree, Decision
 from scheduler.pytorch.modules.measuring.backward_reading import StepReading
 from scheduler.pytorch.modules.measuring.first_decisions import decide_by_saved_bytes
-from scheduler.pytorch.modules.measuring.following import Calls, Follower, watched_calls
+from scheduler.pytorch.modules.measuring.following import Calls, Follower, watched_calls, watched_modules
 from scheduler.pytorch.modules.measuring.forward_reading import ForwardReading
 from scheduler.pytorch.modules.measuring.observation import OPERATOR, Log, NotSavedError, Observer, Run, Saving
 from scheduler.pytorch.modules.measuring.outputs import loss_outside
 from scheduler.pytorch.modules.measuring.trees import make_tree
 from scheduler.pytorch.modules.replay import Replay
+from scheduler.pytorch.modules.sequences import children_in_turn
 from scheduler.pytorch.torch_private.autograd import node_number
 from scheduler.pytorch.torch_private.modules import accumulation_hooks_of, backward_hooks_of, buffers_of, is_batch_norm
 from scheduler.pytorch.torch_private.pytree import tree_leaves, tree_map_only
@@ -70,8 +71,8 @@ def record(
     memory : DeviceMemory
         What the device holds in addition to the step.
     decide : callable
-        Chooses the calls that are recomputed while the step is measured. `keeps_expensive` is
-        ignored.
+        Chooses the calls that are recomputed while the step is measured, from a tree without
+        spans. `keeps_expensive` is ignored.
 
     Returns
     -------
@@ -91,7 +92,7 @@ def record(
         refusals: dict[tuple[str, int], str] = {}
         while True:
             resident = step.resident(memory, forward)
-            tree = make_tree(type(model).__name__, forward.reading, [], resident, refusals)
+            tree = make_tree(type(model).__name__, forward.reading, [], resident, refusals, {})
             try:
                 logs = step.measure(forward, decide(tree))
             except _RegionFailedError as failed:
@@ -101,7 +102,7 @@ def record(
                 continue
             steps = [StepReading(log, forward.reading) for log in logs]
             resident = step.resident(memory, forward)
-            return make_tree(type(model).__name__, forward.reading, steps, resident, refusals)
+            return make_tree(type(model).__name__, forward.reading, steps, resident, refusals, sequences_of(model))
 
 
 @dataclass
@@ -323,6 +324,14 @@ class _Step:
             for number, leaf in enumerate(self._with_gradient):
                 found.append(GraphTensor(f"gradient:{number}", leaf.numel() * leaf.element_size(), role="gradient"))
         return [*found, *memory.tensors]
+
+
+def sequences_of(model: nn.Module) -> dict[str, list[str]]:
+    """Return the names of the children of each module that calls them in turn."""
+    modules = watched_modules(model)
+    names = {module: name for name, module in modules.items()}
+    found = {name: children_in_turn(module) for name, module in modules.items()}
+    return {name: [names[child] for child in children] for name, children in found.items() if {*children} <= {*names}}
 
 
 def _leaf(tensor: Tensor) -> Tensor:

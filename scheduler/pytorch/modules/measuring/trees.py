@@ -16,6 +16,7 @@ def make_tree(
     steps: Sequence[StepReading],
     resident: Sequence[Tensor],
     refusals: Mapping[tuple[str, int], str],
+    sequences: Mapping[str, Sequence[str]],
 ) -> CallTree:
     """Return the tree of what was read; without steps, nothing is known of the backward.
 
@@ -28,8 +29,10 @@ def make_tree(
     resident : sequence of Tensor
     refusals : mapping of (str, int) to str
         Of the calls whose recomputation failed, by module and number.
+    sequences : mapping of str to sequence of str
+        The modules that call their children in turn, whose calls are divided into spans, and these children.
     """
-    calls, places = forward.tree_calls(refusals)
+    calls, places = forward.tree_calls(refusals, sequences)
     segments = []
     gradient_bytes = 0
     for segment in reversed(range(len(forward.segments))):
