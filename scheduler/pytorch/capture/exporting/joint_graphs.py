@@ -182,6 +182,7 @@ def _trace(
     signature, given = read_arguments(args, kwargs)
     _check_module(module, given)
     core, name = ModuleWithLoss(module, loss), type(module).__name__
+    check = functools.partial(check_runs, core, name, args, kwargs, [core])
     draws = OutsideDraws(module, loss)
     tensors = given if varying is None else fakes_of_varying_sizes(given, varying)
     with (
@@ -200,11 +201,7 @@ def _trace(
                 exported = _export(step, tensors, known)
         except Exception as direct:  # torch raises errors of many kinds here
             draws.check(functools.partial(_export, step, tensors, known))
-            if changed := attributes.changed() | draws.changed_values():
-                attributes.restore()
-                draws.put_back()
-                check_runs(core, name, args, kwargs, [core])
-                raise CaptureError(describe_kept([*changed]) + at_line(direct)) from direct
+            _check_unchanged(attributes, draws, check, direct)
             route = "dynamo"
             try:
                 with draws.recorded(by_dynamo=True):
@@ -220,7 +217,7 @@ def _trace(
                 attributes.restore()
                 draws.put_back()
                 if varying is None:
-                    check_runs(core, name, args, kwargs, [core])
+                    check()
                 raise CaptureError(describe_failure(name, direct, error)) from error
             draws.check_dropped(dropped)
         for node in exported.graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
@@ -235,6 +232,17 @@ def _trace(
     shapes = tuple(tuple(tensor.shape) for tensor in given)
     answers = tuple(known.conditions)
     return _Traced(exported, step.form, route, counters, loss is not None, shapes, varying or {}, conditions, answers)
+
+
+def _check_unchanged(
+    attributes: Attributes, draws: OutsideDraws, check: Callable[[], None], failure: Exception
+) -> None:
+    """Refuse a step whose failed attempt has changed what it reads, unless the model itself fails."""
+    if changed := attributes.changed() | draws.changed_values():
+        attributes.restore()
+        draws.put_back()
+        check()
+        raise CaptureError(describe_kept([*changed]) + at_line(failure)) from failure
 
 
 def _marked(
