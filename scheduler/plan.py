@@ -64,6 +64,9 @@ class Plan:
     package_version : str
     smallest_peak_bytes : int or None
         Smallest peak of the schedules that were known when the plan was made.
+    captured_overhead : float or None
+        How much longer the captured step takes than plain PyTorch before anything is recomputed,
+        if that was measured to be more than noise; `overhead` is on top of it.
     """
 
     graph: Graph
@@ -84,6 +87,7 @@ class Plan:
     torch_version: str | None = None
     package_version: str = ""
     smallest_peak_bytes: int | None = None
+    captured_overhead: float | None = None
 
     @classmethod
     def of(cls, graph: Graph, solution: Solution, *, granularity: Granularity = "operations") -> Plan:
@@ -248,7 +252,7 @@ class Plan:
 
     def summary(self) -> str:
         """Return the claims, their proof, and what is saved and recomputed, as text."""
-        unit, smallest = self.graph.time_unit, self.smallest_peak_bytes
+        unit, smallest, captured = self.graph.time_unit, self.smallest_peak_bytes, self.captured_overhead
         recomputed = {name: runs for name, runs in self.simulation.recomputed.items() if runs}
         peak = f"{self.peak_text(self.peak_bytes)} instead of {format_bytes(self.baseline_peak_bytes)}"
         calls, saved = tuple(map(str, call_ranges(self.decisions))), self.saved_data
@@ -259,6 +263,11 @@ class Plan:
             ("resident", self.graph.resident_text()),
             ("peak", peak),
             ("time", f"{self.time:.6g} {unit}, overhead {format_percent(self.overhead, 4)}"),
+            *(
+                []
+                if captured is None
+                else [("captured", f"takes {format_percent(captured)} longer than plain PyTorch")]
+            ),
             ("bound", f"{self.bound:.6g} {unit}, gap {format_percent(self.gap, 4)} in {self.search_space}"),
             (
                 "global bound",
@@ -335,6 +344,7 @@ class Plan:
             "torch_version": self.torch_version,
             "granularity": self.granularity,
             "budget_bytes": self.budget_bytes,
+            **({} if self.captured_overhead is None else {"captured_overhead": self.captured_overhead}),
             "claims": {
                 "time": self.time,
                 "time_unit": self.graph.time_unit,
@@ -394,6 +404,7 @@ class Plan:
             torch_version=None if fields.get("torch_version") is None else _text(fields, "torch_version"),
             package_version=_text(fields, "package_version"),
             smallest_peak_bytes=_count(proof, "smallest_peak_bytes") if "smallest_peak_bytes" in proof else None,
+            captured_overhead=_number(fields, "captured_overhead") if "captured_overhead" in fields else None,
         )
 
 

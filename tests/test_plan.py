@@ -176,6 +176,14 @@ def test_the_smallest_known_peak_is_kept_and_must_be_possible(tmp_path: Path) ->
     assert sc.Plan.from_dict(unknown.to_dict()) == unknown
 
 
+def test_a_plan_keeps_what_capturing_alone_costs(tmp_path: Path) -> None:
+    plan = replace(sc.make_plan(uniform_chain(8), "100%"), captured_overhead=0.125)
+    assert "captured      takes 12.50% longer than plain PyTorch" in plan.summary().splitlines()
+    plan.save(tmp_path / "plan.json")
+    assert sc.Plan.load(tmp_path / "plan.json") == plan
+    jsonschema.validate(plan.to_dict(), plan_schema())
+
+
 def test_long_lists_of_names_are_cut_in_a_summary() -> None:
     graph = uniform_chain(9)
     plan = sc.make_plan(graph, "100%", solver="save-all")

@@ -43,7 +43,11 @@ def print_answer(answer: dict[str, object], as_json: bool) -> None:
 
 def _text(key: str, value: object, answer: dict[str, object]) -> str:
     if isinstance(value, float):
-        return format_percent(value, 4) if key in ("overhead", "gap", "global_gap") else f"{value:.6g}"
+        return (
+            format_percent(value, 4)
+            if key in ("overhead", "captured_overhead", "gap", "global_gap")
+            else f"{value:.6g}"
+        )
     if key.endswith("_bytes") and isinstance(value, int):
         resident, everything = answer.get("resident_bytes"), answer.get("baseline_peak_bytes")
         if key == "resident_bytes" or not isinstance(resident, int) or not isinstance(everything, int):
@@ -66,6 +70,7 @@ def plan_facts(plan: Plan) -> dict[str, object]:
         "smallest_peak_bytes": plan.smallest_peak_bytes,
         "resident_bytes": plan.graph.resident_bytes,
         "overhead": plan.overhead,
+        "captured_overhead": plan.captured_overhead,
         "time": plan.time,
         "time_unit": plan.graph.time_unit,
         "bound": plan.bound,

@@ -194,7 +194,7 @@ def compare_training(
     times = _measured_times(plan, case, plain_step, planned_step)
     shortest = {name: min(found) for name, found in times.items()}
     noise = max(statistics.median(times[name]) / shortest[name] - 1 for name in ("plain", "planned"))
-    return TrainingReport(
+    report = TrainingReport(
         plan=plan,
         predicted=_predicted(plan, plan.simulation, costs),
         measured=Peaks(measured.live_peak_bytes, measured.allocator_peak_bytes),
@@ -208,6 +208,9 @@ def compare_training(
         plain_losses=plain_losses,
         verification=replace(verification, outputs=None),
     )
+    if not report.captured_step_is_slower:
+        return report
+    return replace(report, plan=replace(plan, captured_overhead=report.captured_time_overhead))
 
 
 def _measured_times(

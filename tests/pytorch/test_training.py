@@ -20,6 +20,8 @@ def test_a_captured_step_slower_than_plain_by_more_than_noise_is_reported():
     assert slower.time_overhead_text == "20.00% ±5.00%"
     assert replace(slower, time_noise=0.3).time_overhead_text == "noise ±30.00%"
     assert replace(slower, measured_time_overhead=-0.59).time_overhead_text == "noise ±59.00%"
+    slowed = report.captured_time_overhead if report.captured_step_is_slower else None
+    assert report.plan.captured_overhead == slowed
     assert report.to_dict("plan.json")["captured_time_overhead"] == report.captured_time_overhead
 
 
