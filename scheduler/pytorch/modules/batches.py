@@ -6,14 +6,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scheduler.decisions import Decision
+from scheduler.decisions import Decision, decisions_of
 from scheduler.errors import BudgetTooSmallError, OutOfTimeError
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import LEAST_PREDICTED, extrapolate, nearest_pair
 from scheduler.planning.batch_search import largest_where
 from scheduler.pytorch.modules.calls import CallTree, Segment
 from scheduler.pytorch.modules.choice import plan_modules
-from scheduler.pytorch.modules.lowering import LoweredTree, decisions_of, lower, schedule_of
+from scheduler.pytorch.modules.lowering import LoweredTree, lower, schedule_of
 from scheduler.simulator import simulate
 
 _SEARCH_SHARE = 0.1

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.decisions import Decision as Decision
-from scheduler.decisions import Span, span_layer
+from scheduler.decisions import Decision, Span, span_layer
 from scheduler.graph import Tensor
 
 OUTSIDE = -1

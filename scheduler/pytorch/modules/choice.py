@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from scheduler.api import MAX_EXPLANATION_SECONDS, MIN_EXPLANATION_SECONDS, TRAINING_GAP, check_options, plan_of
+from scheduler.decisions import Decision
 from scheduler.explanations import explain
 from scheduler.plan import Plan
 from scheduler.problem import Problem, parse_budget
-from scheduler.pytorch.modules.calls import CallTree, Decision
+from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
 from scheduler.pytorch.modules.points import Point
 from scheduler.pytorch.modules.program import Options, Program

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from scheduler.decisions import SPAN_KINDS, Decision, span_layer
-from scheduler.decisions import decisions_of as decisions_of
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph, Operation, Tensor
 from scheduler.graph.operations import Role

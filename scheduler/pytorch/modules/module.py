@@ -13,7 +13,7 @@ from typing import Protocol, Unpack
 import torch
 from torch import Tensor, nn
 
-from scheduler.decisions import Span
+from scheduler.decisions import Decision, Span, decisions_of
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import Signature, read_arguments
@@ -21,8 +21,6 @@ from scheduler.pytorch.execute.guards import CallKey
 from scheduler.pytorch.execute.module import MAX_SHAPES, CheckpointedModule, ModuleSettings
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
 from scheduler.pytorch.measurement.step_peaks import AllocatorPeak
-from scheduler.pytorch.modules.calls import Decision
-from scheduler.pytorch.modules.lowering import decisions_of
 from scheduler.pytorch.modules.regions import Kind
 from scheduler.pytorch.modules.replay import Replay, find_module, is_following
 from scheduler.pytorch.torch_private import pytree

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from scheduler.api import SolveOptions
 from scheduler.budgets import read_budget
+from scheduler.decisions import Decision
 from scheduler.errors import BudgetTooSmallError
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.capture.exporting.failures import check_runs
 from scheduler.pytorch.capture.wrappers import check_unwrapped
-from scheduler.pytorch.modules.calls import CallTree, Decision
+from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.choice import plan_modules, smallest_peak_decisions, with_estimated_backward
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
 from scheduler.pytorch.modules.measuring.recording import record

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from scheduler.decisions import span_layer
+from scheduler.decisions import Decision, span_layer
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
-from scheduler.pytorch.modules.calls import Decision
 from scheduler.pytorch.modules.recomputation.call_state import CallState, ChangingBuffers, Parts
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults

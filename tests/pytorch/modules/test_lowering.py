@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.decisions import Decision, decisions_of
 from scheduler.errors import InvalidOptionError
 from scheduler.problem import save_everything
-from scheduler.pytorch.modules.calls import OUTSIDE, Call, CallTree, Decision, Segment, Storage
-from scheduler.pytorch.modules.lowering import decisions_of, lower, regions_of, schedule_of
+from scheduler.pytorch.modules.calls import OUTSIDE, Call, CallTree, Segment, Storage
+from scheduler.pytorch.modules.lowering import lower, regions_of, schedule_of
 from scheduler.simulator import simulate
 from tests.support.call_trees import Machine, block_tree, every_choice, random_tree
 

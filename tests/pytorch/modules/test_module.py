@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from scheduler.decisions import decisions_of
 from scheduler.errors import BudgetTooSmallError, ExecutionError
 from scheduler.plan import Plan
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
 from scheduler.pytorch.modules.choice import plan_modules
-from scheduler.pytorch.modules.lowering import LoweredTree, decisions_of, lower
+from scheduler.pytorch.modules.lowering import LoweredTree, lower
 from scheduler.pytorch.modules.measuring.recording import record
 from scheduler.pytorch.modules.module import ModulesModule
 from tests.support.pytorch.uncapturable import WIDTH, block, mean_square, rows

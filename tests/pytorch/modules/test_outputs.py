@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from scheduler.decisions import decisions_of
 from scheduler.errors import CaptureError
 from scheduler.pytorch import checkpointed
 from scheduler.pytorch.measurement.allocator import allocator_peak
-from scheduler.pytorch.modules.lowering import decisions_of
 from scheduler.pytorch.modules.measuring.recording import record
 from scheduler.pytorch.torch_private.pytree import tree_leaves
 

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scheduler.decisions import Decision
 from scheduler.pytorch.measurement.allocator import allocator_peak
 from scheduler.pytorch.measurement.memory import training_step
-from scheduler.pytorch.modules.calls import CallTree, Decision
+from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.choice import plan_modules
 from scheduler.pytorch.modules.lowering import lower, schedule_of
 from scheduler.pytorch.modules.measuring.recording import record

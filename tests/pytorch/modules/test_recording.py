@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from scheduler.decisions import Decision
 from scheduler.errors import CaptureError, ExecutionError
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.measurement.allocator import allocator_peak
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
-from scheduler.pytorch.modules.calls import OUTSIDE, Call, CallTree, Decision
+from scheduler.pytorch.modules.calls import OUTSIDE, Call, CallTree
 from scheduler.pytorch.modules.measuring.recording import record
 from scheduler.pytorch.torch_private.autograd import autograd_node_name
 from tests.support.pytorch.call_trees import plain_peak

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
+from scheduler.decisions import Decision
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
-from scheduler.pytorch.modules.calls import Decision
 from scheduler.pytorch.modules.replay import Replay, is_following
 
 

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
+from scheduler.decisions import Decision
 from scheduler.errors import ExecutionError
 from scheduler.plan import Plan
 from scheduler.pytorch import checkpointed
 from scheduler.pytorch.measurement.allocator import allocator_peak
 from scheduler.pytorch.measurement.memory import training_step
 from scheduler.pytorch.models.catalog import make_model
-from scheduler.pytorch.modules.calls import CallTree, Decision
+from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.choice import plan_modules
 from scheduler.pytorch.modules.lowering import lower
 from scheduler.pytorch.modules.measuring.recording import record

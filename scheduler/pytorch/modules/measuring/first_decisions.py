@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.pytorch.modules.calls import CallTree, Decision
+from scheduler.decisions import Decision
+from scheduler.pytorch.modules.calls import CallTree
 
 
 def decide_by_saved_bytes(tree: CallTree) -> tuple[Decision, ...]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 
+from scheduler.decisions import Decision
 from scheduler.errors import CaptureError
 from scheduler.graph import Tensor as GraphTensor
 from scheduler.graph.operations import Role
@@ -25,7 +26,7 @@ from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.measurement.allocator import peaks_of_regions
 from scheduler.pytorch.measurement.memory import storage_sizes
-from scheduler.pytorch.modules.calls import CallTree, Decision
+from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.measuring.backward_reading import StepReading
 from scheduler.pytorch.modules.measuring.first_decisions import decide_by_saved_bytes
 from scheduler.pytorch.modules.measuring.following import Calls, Follower, watched_calls, watched_modules

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scheduler.decisions import Decision
 from scheduler.errors import ExecutionError
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
-from scheduler.pytorch.modules.calls import Decision
 from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults
 from scheduler.pytorch.modules.replay import Replay
 from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
