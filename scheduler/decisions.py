@@ -21,7 +21,7 @@ RECOMPUTES, KEEPS_EXPENSIVE = "checkpoint", "checkpoint that keeps expensive res
 """Kinds of these operations. Every call has one of the first kind, which one of the second may follow."""
 
 SPAN_KINDS = {RECOMPUTES: "checkpoint of a span", KEEPS_EXPENSIVE: "checkpoint of a span that keeps expensive results"}
-"""The same kinds for spans, which follow the operations of the `nn.Sequential`; their layer is that of `span_layer`."""
+"""The same kinds for spans, after the operations of the `nn.Sequential`; `span_signature` ends their signature."""
 
 Span = tuple[int, int] | tuple[()]
 """Positions of the first child of an `nn.Sequential` that is called, and of the first one that is not; () for all."""
@@ -63,13 +63,17 @@ def span_layer(module: str, span: Span) -> str:
     return f"{module}[{span[0]}:{span[1]}]" if span else module
 
 
-def _read_span_layer(layer: str) -> tuple[str, Span]:
-    """Return the module and the span of a layer that `span_layer` has written."""
-    found = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", layer, re.DOTALL)
+def span_signature(span: Span) -> str:
+    """Return what the signature of a span's operation ends with: "children 3:7"."""
+    return f"children {span[0]}:{span[1]}" if span else ""
+
+
+def _read_span(signature: str) -> Span:
+    """Return the span of an operation whose signature ends with that of `span_signature`."""
+    found = re.search(r"\bchildren (\d+):(\d+)\Z", signature)
     if found is None:
-        raise InvalidGraphError(f'the layer of a span must be like "features[3:7]", got "{layer}"')
-    module, start, stop = found.groups()
-    return module, (int(start), int(stop))
+        raise InvalidGraphError(f'the signature of a span must end like "children 3:7", got "{signature}"')
+    return int(found[1]), int(found[2])
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ def decisions_of(graph: Graph, schedule: Schedule) -> tuple[Decision, ...]:
     for operation in graph.operations:
         module, span, kind = operation.layer, cast("Span", ()), operation.kind
         if kind in SPAN_KINDS.values():
-            module, span = _read_span_layer(operation.layer)
+            span = _read_span(operation.signature)
         elif kind == RECOMPUTES:
             numbers[module] += 1
         elif kind != KEEPS_EXPENSIVE:

@@ -45,9 +45,9 @@ def test_spans_are_shown_as_slices_around_what_is_in_them() -> None:
 
 
 def test_a_span_that_cannot_be_read_is_refused() -> None:
-    operations = [Operation("span", [], ["x"], 0.0, layer="features", kind=SPAN_KINDS[RECOMPUTES])]
+    operations = [Operation("span", [], ["x"], 0.0, signature="features", kind=SPAN_KINDS[RECOMPUTES])]
     graph = Graph(operations, [Tensor("x", 0)], results=["x"])
-    with pytest.raises(InvalidGraphError, match=r'must be like "features\[3:7\]", got "features"'):
+    with pytest.raises(InvalidGraphError, match='must end like "children 3:7", got "features"'):
         decisions_of(graph, Schedule([Compute("span")]))
 
 

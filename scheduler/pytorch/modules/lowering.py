@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from scheduler.decisions import SPAN_KINDS, Decision, span_layer
+from scheduler.decisions import SPAN_KINDS, Decision, span_layer, span_signature
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph, Operation, Tensor
 from scheduler.graph.operations import Role
@@ -180,8 +180,9 @@ class _Lowering:
         if _keeps_something(self.tree, c):
             kinds.append(Kind.KEEPING_CHECKPOINT)
         for kind in kinds:
-            layer, purpose = span_layer(call.module, call.span), SPAN_KINDS[kind.value] if call.span else kind.value
-            self._operation((kind, c), name, layer, inputs, copies, signature=f"call {call.number}", purpose=purpose)
+            purpose = SPAN_KINDS[kind.value] if call.span else kind.value
+            signature = f"call {call.number} {span_signature(call.span)}".rstrip()
+            self._operation((kind, c), name, call.module, inputs, copies, signature=signature, purpose=purpose)
 
     def _lower_forward(self, i: int) -> None:
         layout, segment, label = self.layout, self.tree.segments[i], self.labels[i]
