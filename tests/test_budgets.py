@@ -9,9 +9,8 @@ from hypothesis import given, settings
 
 import scheduler as sc
 from scheduler import zoo
-from scheduler.budgets import Budget, read_budget
 from scheduler.errors import InvalidBudgetError
-from scheduler.problem import Problem
+from scheduler.problem import Budget, Problem, read_budget
 from tests.support.contract import SMALL_STEPS
 from tests.support.examples import examples
 from tests.support.oracle import least_peak

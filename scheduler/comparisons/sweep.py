@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 from scheduler.api import check_options, lower, with_bounds
-from scheduler.budgets import read_budget
 from scheduler.comparisons.journal import Journal
 from scheduler.comparisons.table import FAILED, NOT_INSTALLED, UNSUITABLE, Comparison, Row, read_rows
 from scheduler.errors import InvalidOptionError, MissingExtraError, UnsuitableProblemError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
-from scheduler.problem import Problem
+from scheduler.problem import Problem, read_budget
 from scheduler.solution import grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver

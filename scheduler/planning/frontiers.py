@@ -10,11 +10,10 @@ from functools import cached_property
 from threading import Lock
 
 from scheduler.api import check_options, lower, propose_with_bounds
-from scheduler.budgets import read_budget
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
-from scheduler.problem import Problem
+from scheduler.problem import Problem, read_budget
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, grade

@@ -18,13 +18,12 @@ from scheduler.api import (
     propose_with_bounds,
     training_time_limit,
 )
-from scheduler.budgets import read_budget
 from scheduler.errors import BudgetTooSmallError, OutOfTimeError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import structure
-from scheduler.problem import Problem, least_time
+from scheduler.problem import Problem, least_time, read_budget
 from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solution import TOLERANCE, Progress, Proposal, Solution, grade, relative_gap

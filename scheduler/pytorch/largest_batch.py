@@ -10,13 +10,12 @@ from typing import Literal, get_args
 from torch import Size, Tensor, nn
 
 from scheduler.api import TRAINING_GAP, check_options, propose_with_bounds
-from scheduler.budgets import read_budget
 from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidBudgetError, InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import LEAST_PREDICTED, Growth
 from scheduler.planning.batch_search import LargestBatch, largest_batch
-from scheduler.problem import Problem, check_gap
+from scheduler.problem import Problem, check_gap, read_budget
 from scheduler.pytorch.capture.arguments import read_arguments
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY
 from scheduler.pytorch.checkpointing import checkpointed, warn_of_fallback

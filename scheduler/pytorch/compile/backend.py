@@ -19,9 +19,9 @@ from torch import Tensor, fx
 from torch.optim import Optimizer
 
 from scheduler.api import TRAINING_GAP, SolveOptions
-from scheduler.budgets import read_budget
 from scheduler.errors import ExecutionError, InvalidOptionError
 from scheduler.plan import Plan
+from scheduler.problem import read_budget
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.device_memory import DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.rewriting import overlap

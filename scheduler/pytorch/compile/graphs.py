@@ -11,11 +11,10 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from scheduler.api import SolveOptions, make_plan
-from scheduler.budgets import read_budget
 from scheduler.graph import Graph
 from scheduler.plan import Plan
 from scheduler.planning.shape_planner import ShapePlanner
-from scheduler.problem import parse_budget
+from scheduler.problem import parse_budget, read_budget
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.torch_private.dynamo import compilation_number

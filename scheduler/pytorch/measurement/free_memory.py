@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from scheduler.budgets import read_budget
 from scheduler.errors import InvalidBudgetError
+from scheduler.problem import read_budget
 from scheduler.pytorch.measurement.memory import storage_bytes
 from scheduler.pytorch.torch_private.pytree import tree_leaves
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from scheduler.api import SolveOptions
-from scheduler.budgets import read_budget
 from scheduler.decisions import Decision
 from scheduler.errors import BudgetTooSmallError
 from scheduler.plan import Plan
+from scheduler.problem import read_budget
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.capture.exporting.failures import check_runs
 from scheduler.pytorch.capture.wrappers import check_unwrapped
