@@ -26,8 +26,7 @@ from scheduler.problem import floor, least_time, save_everything
 from scheduler.schedule import Schedule
 from scheduler.simulator import Simulation, simulate
 from scheduler.solution import TOLERANCE, Solution, Status, relative_gap
-from scheduler.tables import text_table
-from scheduler.units import format_bytes, format_peak, format_percent
+from scheduler.units import format_bytes, format_peak, format_percent, text_table
 from scheduler.validation import count_of, mapping, names_of, sequence, sha256, text_of, time_of
 
 PLAN_FORMAT = "scheduler-plan"

@@ -9,7 +9,7 @@ from typing import overload
 
 from scheduler.errors import InvalidScheduleError
 from scheduler.graph import Graph
-from scheduler.tables import text_table
+from scheduler.units import text_table
 
 
 @dataclass(frozen=True, slots=True)

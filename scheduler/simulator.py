@@ -16,8 +16,7 @@ import numpy.typing as npt
 from scheduler.errors import InvalidScheduleError
 from scheduler.graph import Graph, GraphIndex
 from scheduler.schedule import Action, Compute, Free, Schedule
-from scheduler.tables import text_table
-from scheduler.units import format_bytes
+from scheduler.units import format_bytes, text_table
 
 _RESIDENT = -1
 """Instance number of the views of resident tensors, which cost nothing beyond the resident bytes."""

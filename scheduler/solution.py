@@ -9,8 +9,7 @@ from enum import Enum
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order
 from scheduler.simulator import Simulation, simulate
-from scheduler.tables import text_table
-from scheduler.units import format_bytes, format_peak, format_percent
+from scheduler.units import format_bytes, format_peak, format_percent, text_table
 
 TOLERANCE = 1e-6
 """A gap of at most this counts as closed."""

@@ -1,10 +1,12 @@
-"""Byte counts and percentages as text. Input is parsed once, at the public entry points."""
+"""Byte counts, percentages and tables as text. Input is parsed once, at the public entry points."""
 
 from __future__ import annotations
 
+import html
 import math
 import operator
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 from scheduler.errors import InvalidBudgetError
@@ -140,6 +142,36 @@ def format_peak(count: int, resident_bytes: int, baseline_peak_bytes: int) -> st
     if added <= 0:
         return format_bytes(count)
     return f"{format_bytes(count)} ({format_percent((count - resident_bytes) / added, 1)})"
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines whose columns are aligned, two spaces apart.
+
+    Examples
+    --------
+    >>> print(text_table([("status", "OPTIMAL"), ("peak", "16 B")]))
+    status  OPTIMAL
+    peak    16 B
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, the first of which is the header, as an HTML table.
+
+    Examples
+    --------
+    >>> html_table([("solver",), ("a < b",)])
+    '<table><tr><th>solver</th></tr><tr><td>a &lt; b</td></tr></table>'
+    """
+    tags = ["th"] + ["td"] * (len(rows) - 1)
+    lines = (
+        "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in zip(tags, rows, strict=True)
+    )
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def _unknown_unit(text: str, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""Byte counts are read exactly, and ambiguous ones are rejected."""
+"""Byte counts are read exactly, and ambiguous ones are rejected; tables are aligned and escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.errors import InvalidBudgetError
-from scheduler.units import format_bytes, format_peak, format_percent, parse_bytes, split_quantity
+from scheduler.units import (
+    format_bytes,
+    format_peak,
+    format_percent,
+    html_table,
+    parse_bytes,
+    split_quantity,
+    text_table,
+)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +145,11 @@ def test_a_peak_is_shown_in_percent_of_what_is_added_to_the_resident_bytes() -> 
     # 24 bytes of the 80 that the save-everything step adds to 16.
     assert format_peak(40, 16, 96) == "40 B (30.0%)"
     assert format_peak(16, 16, 16) == "16 B"
+
+
+def test_columns_are_as_wide_as_their_widest_cell_and_lines_end_without_spaces() -> None:
+    assert text_table([("a", "bbb", "c"), ("aaaa", "b", "")]) == "a     bbb  c\naaaa  b"
+
+
+def test_html_cells_are_escaped() -> None:
+    assert html_table([("<b>",), ("&",)]) == "<table><tr><th>&lt;b&gt;</th></tr><tr><td>&amp;</td></tr></table>"

@@ -8,8 +8,7 @@ import sys
 
 from scheduler.plan import Plan
 from scheduler.solution import Progress
-from scheduler.tables import text_table
-from scheduler.units import format_bytes, format_peak, format_percent
+from scheduler.units import format_bytes, format_peak, format_percent, text_table
 
 DONE, PROVEN_NO, USAGE, NO_ANSWER = 0, 1, 2, 3
 """Exit codes."""

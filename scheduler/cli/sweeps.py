@@ -37,7 +37,7 @@ from scheduler.errors import MissingExtraError
 from scheduler.planning.frontiers import frontier
 from scheduler.solution import Status
 from scheduler.solvers.registry import solver_names
-from scheduler.tables import text_table
+from scheduler.units import text_table
 
 
 def add_frontier(commands: Commands) -> None:

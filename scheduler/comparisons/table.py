@@ -23,8 +23,7 @@ from scheduler.graph.chain import Chain
 from scheduler.planning.frontiers import Frontier
 from scheduler.problem import Problem
 from scheduler.solution import Solution, Status
-from scheduler.tables import html_table, text_table
-from scheduler.units import format_percent
+from scheduler.units import format_percent, html_table, text_table
 
 if TYPE_CHECKING:
     import pandas

@@ -14,8 +14,7 @@ from functools import cached_property
 from scheduler.errors import InvalidGraphError
 from scheduler.graph import Graph, Operation, Tensor
 from scheduler.graph.layers import Layer, Mode
-from scheduler.tables import text_table
-from scheduler.units import format_bytes
+from scheduler.units import format_bytes, text_table
 from scheduler.validation import (
     build,
     check_unique,

@@ -15,8 +15,7 @@ from functools import cached_property
 from scheduler.errors import InvalidGraphError
 from scheduler.graph.index import GraphIndex
 from scheduler.graph.operations import Operation, Tensor
-from scheduler.tables import text_table
-from scheduler.units import format_bytes
+from scheduler.units import format_bytes, text_table
 from scheduler.validation import (
     build,
     check_keys,

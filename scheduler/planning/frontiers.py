@@ -20,8 +20,7 @@ from scheduler.solution import Proposal, Solution, grade
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.smallest_peak import SHARE_OF_TIME, squeeze
-from scheduler.tables import html_table, text_table
-from scheduler.units import format_bytes, format_peak, format_percent
+from scheduler.units import format_bytes, format_peak, format_percent, html_table, text_table
 
 _DEFAULT_BUDGETS = 10
 

@@ -29,8 +29,7 @@ from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
-from scheduler.tables import html_table, text_table
-from scheduler.units import format_bytes, format_percent
+from scheduler.units import format_bytes, format_percent, html_table, text_table
 
 _FIRST_LIMITS = 6
 """Number of limits on what is kept that are tried at first."""
