@@ -9,7 +9,6 @@ from threading import Lock
 from typing import NamedTuple, TypedDict, Unpack
 
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError, UnsuitableProblemError
-from scheduler.explanations import explain
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Granularity, Plan
@@ -17,6 +16,7 @@ from scheduler.problem import Problem
 from scheduler.simulator import simulate
 from scheduler.solution import Progress, Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
+from scheduler.solvers.explanations import explain
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.smallest_peak import quick_peak, squeeze, with_budget
 

@@ -15,7 +15,6 @@ from functools import cached_property
 
 from scheduler.api import MAX_EXPLANATION_SECONDS, MIN_EXPLANATION_SECONDS, TRAINING_GAP, check_options, plan_of
 from scheduler.decisions import Decision
-from scheduler.explanations import explain
 from scheduler.plan import Plan
 from scheduler.problem import Problem, parse_budget
 from scheduler.pytorch.modules.calls import CallTree
@@ -27,6 +26,7 @@ from scheduler.schedule import Compute
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
+from scheduler.solvers.explanations import explain
 from scheduler.solvers.smallest_peak import SHARE_OF_TIME
 
 SEARCH_SPACE = "modules"

@@ -6,7 +6,7 @@ import pytest
 
 import scheduler as sc
 from scheduler.errors import BudgetTooSmallError
-from scheduler.explanations import fixed_bytes
+from scheduler.solvers.explanations import fixed_bytes
 
 
 def step(*, state: int = 0, reserve: int = 0, batch: int = 1) -> sc.Graph:
