@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Literal, cast, get_args
 
-from scheduler.decisions import RECOMPUTES, Decision, call_ranges, decisions_of
 from scheduler.errors import (
     InvalidGraphError,
     InvalidScheduleError,
@@ -22,8 +21,9 @@ from scheduler.errors import (
 )
 from scheduler.files import read_json, write_text
 from scheduler.graph import Graph
+from scheduler.graph.decisions import RECOMPUTES, Decision, call_ranges, decisions_of
 from scheduler.problem import floor, least_time, save_everything
-from scheduler.schedule import Schedule
+from scheduler.schedule import Schedule, runs_of
 from scheduler.simulator import Simulation, simulate
 from scheduler.solution import TOLERANCE, Solution, Status, relative_gap
 from scheduler.units import format_bytes, format_peak, format_percent, text_table
@@ -145,7 +145,7 @@ class Plan:
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
         """The calls that it recomputes, in the order of the step, if it is of granularity "modules"."""
-        return decisions_of(self.graph, self.schedule)
+        return decisions_of(self.graph, runs_of(self.graph, self.schedule))
 
     @cached_property
     def saved_data(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import pytest
 
 import scheduler as sc
 from scheduler.cli import _parser, main, training
-from scheduler.decisions import call_ranges
+from scheduler.graph.decisions import call_ranges
 from scheduler.pytorch.costs.progress import TracingProgress
 from tests.support.paths import ROOT
 from tests.support.training_graphs import conv_net, uniform_chain

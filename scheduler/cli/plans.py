@@ -10,8 +10,8 @@ from scheduler.api import lower, make_plan
 from scheduler.cli.answers import DONE, plan_facts, print_answer, say, show_line, show_search
 from scheduler.cli.arguments import GRAPH, Commands, add_command, add_solving, solve_options
 from scheduler.cli.graphs import read_named_graph
-from scheduler.decisions import call_ranges
 from scheduler.graph.chain import Chain
+from scheduler.graph.decisions import call_ranges
 from scheduler.graph.formats import read_graph
 from scheduler.plan import Plan
 from scheduler.units import format_bytes

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from scheduler.decisions import call_ranges
 from scheduler.files import write_text
+from scheduler.graph.decisions import call_ranges
 from scheduler.plan import Plan
 from scheduler.plots import inline_svg, plot_memory, plot_schedule
 from scheduler.solution import Status

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scheduler.decisions import Decision, decisions_of
 from scheduler.errors import BudgetTooSmallError, OutOfTimeError
+from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import LEAST_PREDICTED, extrapolate, nearest_pair
 from scheduler.planning.batch_search import largest_where
@@ -131,7 +131,7 @@ def largest_batch_by_modules(
             return None if error.proven else False
         except OutOfTimeError:
             return False
-        known.append(decisions_of(plan.graph, plan.schedule))
+        known.append(plan.decisions)
         return True
 
     while True:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.decisions import Decision, Span, span_layer
 from scheduler.graph import Tensor
+from scheduler.graph.decisions import Decision, Span, span_layer
 
 OUTSIDE = -1
 """The position of the caller where there is none: the step itself."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from scheduler.api import MAX_EXPLANATION_SECONDS, MIN_EXPLANATION_SECONDS, TRAINING_GAP, check_options, plan_of
-from scheduler.decisions import Decision
+from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan
 from scheduler.problem import Problem, parse_budget
 from scheduler.pytorch.modules.calls import CallTree

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from scheduler.decisions import SPAN_KINDS, Decision, span_layer, span_signature
 from scheduler.errors import InvalidOptionError
 from scheduler.graph import Graph, Operation, Tensor
+from scheduler.graph.decisions import SPAN_KINDS, Decision, span_layer, span_signature
 from scheduler.graph.operations import Role
 from scheduler.pytorch.modules.calls import OUTSIDE, CallTree
 from scheduler.pytorch.modules.regions import Execution, Kind, Layout, Part, Regions, Run, TensorKey, execute

@@ -13,8 +13,8 @@ from typing import Protocol, Unpack
 import torch
 from torch import Tensor, nn
 
-from scheduler.decisions import Decision, Span, decisions_of
 from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError
+from scheduler.graph.decisions import Decision, Span
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import Signature, read_arguments
 from scheduler.pytorch.execute.guards import CallKey
@@ -130,7 +130,7 @@ class _Measured:
         decisions: dict[tuple[str, int, Span], Decision] = {}
         for plan in self.plans:
             calls |= number_of_calls(plan)
-            for decision in decisions_of(plan.graph, plan.schedule):
+            for decision in plan.decisions:
                 # One that keeps nothing comes first.
                 decisions[decision.call] = min(decision, decisions.get(decision.call, decision))
         self._replay = self.replay = replay.with_decisions(decisions.values(), calls=calls)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from scheduler.api import SolveOptions
-from scheduler.decisions import Decision
 from scheduler.errors import BudgetTooSmallError
+from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan
 from scheduler.problem import read_budget
 from scheduler.pytorch.capture.device_memory import DeviceMemory

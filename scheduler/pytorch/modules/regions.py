@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from scheduler.decisions import KEEPS_EXPENSIVE, RECOMPUTES
+from scheduler.graph.decisions import KEEPS_EXPENSIVE, RECOMPUTES
 from scheduler.pytorch.modules.calls import OUTSIDE, CallTree
 
 

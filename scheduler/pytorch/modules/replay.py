@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from scheduler.decisions import Decision, span_layer
 from scheduler.errors import ExecutionError
+from scheduler.graph.decisions import Decision, span_layer
 from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.modules.recomputation.call_state import CallState, ChangingBuffers, Parts

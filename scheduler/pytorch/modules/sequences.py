@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from scheduler.decisions import Decision
+from scheduler.graph.decisions import Decision
 from scheduler.pytorch.torch_private.modules import is_compiled
 
 

@@ -14,9 +14,9 @@ import pytest
 
 import scheduler as sc
 from scheduler.cli import main
-from scheduler.decisions import Decision
 from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOptionError, OutOfTimeError
 from scheduler.export.chrome_trace import plan_to_chrome_trace
+from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan, plan_schema
 from scheduler.pytorch.modules.choice import plan_modules
 from scheduler.pytorch.modules.lowering import lower

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.decisions import Decision, decisions_of
 from scheduler.errors import InvalidOptionError
+from scheduler.graph.decisions import Decision, decisions_of
 from scheduler.problem import save_everything
 from scheduler.pytorch.modules.calls import OUTSIDE, Call, CallTree, Segment, Storage
 from scheduler.pytorch.modules.lowering import lower, regions_of, schedule_of
+from scheduler.schedule import runs_of
 from scheduler.simulator import simulate
 from tests.support.call_trees import Machine, block_tree, every_choice, random_tree
 
@@ -44,7 +45,7 @@ def test_decisions_can_be_read_back_from_a_schedule(seed: int) -> None:
         decisions = {Decision(tree.calls[c].module, tree.calls[c].number, keeps) for c, keeps in regions.items()}
         schedule = schedule_of(lowered, decisions)
         assert schedule == lowered.schedule(regions)
-        assert set(decisions_of(lowered.graph, schedule)) == decisions
+        assert set(decisions_of(lowered.graph, runs_of(lowered.graph, schedule))) == decisions
         if len(regions) == 3:
             break
 
@@ -66,7 +67,7 @@ def test_the_calls_of_one_module_are_told_apart() -> None:
     )
     lowered = lower(tree)
     decisions = {Decision("shared", 0), Decision("shared", 2)}
-    assert set(decisions_of(lowered.graph, schedule_of(lowered, decisions))) == decisions
+    assert set(decisions_of(lowered.graph, runs_of(lowered.graph, schedule_of(lowered, decisions)))) == decisions
 
 
 def test_names_and_measured_peaks_and_times_leave_the_structure_as_it_is() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scheduler.decisions import decisions_of
 from scheduler.errors import BudgetTooSmallError, ExecutionError
 from scheduler.plan import Plan
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
@@ -70,7 +69,7 @@ def planned(x: Tensor, budget: str = "min+10%") -> tuple[ModulesModule, Planner]
 
 def test_a_step_equals_the_plain_one() -> None:
     module, _ = planned(batch(8))
-    assert decisions_of(module.plan.graph, module.plan.schedule)
+    assert module.plan.decisions
     assert module.verify(batch(8)).is_equal
     module.zero_grad()
     plain = copy.deepcopy(module.module)
@@ -148,7 +147,7 @@ def test_forward_saves_what_is_predicted() -> None:
     tracker = StorageTracker(resident_tensors(module, x))
     with tracker:
         loss = module(x)
-    decisions = decisions_of(module.plan.graph, module.plan.schedule)
+    decisions = module.plan.decisions
     recomputed = {decision.call for decision in decisions}
     calls = [call for call in planner.lowered[0].layout.tree.calls if call.decision().call in recomputed]
     random_states = sum(call.copied_bytes for call in calls)  # which no operator returns
@@ -158,7 +157,7 @@ def test_forward_saves_what_is_predicted() -> None:
 
 def test_other_modules_are_a_difference() -> None:
     module, _ = planned(batch(8))
-    name = next(iter(decisions_of(module.plan.graph, module.plan.schedule))).module
+    name = next(iter(module.plan.decisions)).module
     number = int(name.split(".")[1])
     before = module.module.blocks[number]
     module.module.blocks[number] = copy.deepcopy(before)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scheduler.decisions import decisions_of
 from scheduler.errors import CaptureError
 from scheduler.pytorch import checkpointed
 from scheduler.pytorch.measurement.allocator import allocator_peak
@@ -77,7 +76,7 @@ def test_a_loss_may_be_computed_outside_from_outputs_of_any_kind(kind: str) -> N
     model, x = Model(kind), torch.randn(ROWS, WIDTH)
     plain = copy.deepcopy(model)
     module = checkpointed(model, "min+25%", (x,), granularity="modules")
-    assert decisions_of(module.plan.graph, module.plan.schedule)
+    assert module.plan.decisions
     assert torch.equal(step_of(module, x)(), step_of(plain, x)())
     for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(parameter.grad, other.grad)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scheduler.decisions import Decision
+from scheduler.graph.decisions import Decision
 from scheduler.pytorch.measurement.allocator import allocator_peak
 from scheduler.pytorch.measurement.memory import training_step
 from scheduler.pytorch.modules.calls import CallTree

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from scheduler.decisions import Decision
 from scheduler.errors import CaptureError, ExecutionError
+from scheduler.graph.decisions import Decision
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.measurement.allocator import allocator_peak
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from scheduler.decisions import Decision
 from scheduler.errors import ExecutionError
+from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan
 from scheduler.pytorch import checkpointed
 from scheduler.pytorch.measurement.allocator import allocator_peak

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scheduler.decisions import Decision
+from scheduler.graph.decisions import Decision
 from scheduler.pytorch import checkpointed
 from scheduler.pytorch.capture.kept_state import RandomState
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.decisions import Decision
+from scheduler.graph.decisions import Decision
 from scheduler.pytorch.modules.calls import CallTree
 
 

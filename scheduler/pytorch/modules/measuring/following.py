@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from scheduler.decisions import Span
 from scheduler.errors import ExecutionError
+from scheduler.graph.decisions import Span
 from scheduler.pytorch.capture.kept_state import RandomState
 from scheduler.pytorch.guards.outside_states import OutsideState
 from scheduler.pytorch.modules.calls import OUTSIDE

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 
-from scheduler.decisions import Decision
 from scheduler.errors import CaptureError
 from scheduler.graph import Tensor as GraphTensor
+from scheduler.graph.decisions import Decision
 from scheduler.graph.operations import Role
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory
 from scheduler.pytorch.capture.kept_state import RandomState, State

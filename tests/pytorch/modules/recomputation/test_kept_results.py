@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scheduler.decisions import Decision
 from scheduler.errors import ExecutionError
+from scheduler.graph.decisions import Decision
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
 from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults
 from scheduler.pytorch.modules.replay import Replay

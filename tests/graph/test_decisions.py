@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.decisions import RECOMPUTES, SPAN_KINDS, Decision, call_ranges, decisions_of
 from scheduler.errors import InvalidGraphError
 from scheduler.graph import Graph, Operation, Tensor
-from scheduler.schedule import Compute, Schedule
+from scheduler.graph.decisions import RECOMPUTES, SPAN_KINDS, Decision, call_ranges, decisions_of
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_a_span_that_cannot_be_read_is_refused() -> None:
     operations = [Operation("span", [], ["x"], 0.0, signature="features", kind=SPAN_KINDS[RECOMPUTES])]
     graph = Graph(operations, [Tensor("x", 0)], results=["x"])
     with pytest.raises(InvalidGraphError, match='must end like "children 3:7", got "features"'):
-        decisions_of(graph, Schedule([Compute("span")]))
+        decisions_of(graph, [0])
 
 
 def test_calls_that_keep_expensive_results_are_ranges_of_their_own() -> None:

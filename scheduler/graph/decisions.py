@@ -1,4 +1,4 @@
-"""Decisions about calls of modules, and how to read them from a schedule.
+"""Decisions about calls of modules, and how to read them from the runs of a schedule.
 
 In the graph of a step that was measured call by call, each call has an operation without cost
 whose run begins its recomputation. A schedule therefore says which calls it recomputes.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import cast
 
 from scheduler.errors import InvalidGraphError
-from scheduler.graph import Graph
-from scheduler.schedule import Compute, Schedule
+from scheduler.graph.graph import Graph
 
 RECOMPUTES, KEEPS_EXPENSIVE = "checkpoint", "checkpoint that keeps expensive results"
 """Kinds of these operations. Every call has one of the first kind, which one of the second may follow."""
@@ -149,16 +148,22 @@ def _is_in_span(decision: Decision, other: Decision) -> bool:
     return decision.module.startswith(prefix) and child.isdecimal() and start <= int(child) < stop
 
 
-def decisions_of(graph: Graph, schedule: Schedule) -> tuple[Decision, ...]:
+def decisions_of(graph: Graph, runs: Collection[int]) -> tuple[Decision, ...]:
     """Return the decisions that a schedule follows, in the order of the step.
 
     There are none if the graph was not measured call by call. The calls of one module are
     numbered in the order of the graph.
+
+    Parameters
+    ----------
+    graph : Graph
+    runs : collection of int
+        The operations that the schedule runs, as positions in `graph.operations`.
     """
-    runs = {action.operation for action in schedule if isinstance(action, Compute)}
+    runs = frozenset(runs)
     numbers: Counter[str] = Counter()
     decisions = []
-    for operation in graph.operations:
+    for position, operation in enumerate(graph.operations):
         module, span, kind = operation.layer, cast("Span", ()), operation.kind
         if kind in SPAN_KINDS.values():
             span = _read_span(operation.signature)
@@ -166,7 +171,7 @@ def decisions_of(graph: Graph, schedule: Schedule) -> tuple[Decision, ...]:
             numbers[module] += 1
         elif kind != KEEPS_EXPENSIVE:
             continue
-        if operation.name in runs:
+        if position in runs:
             keeps = kind in (KEEPS_EXPENSIVE, SPAN_KINDS[KEEPS_EXPENSIVE])
             decisions.append(Decision(module, numbers[module] - 1, keeps, span))
     return tuple(decisions)
