@@ -5,6 +5,7 @@ try:
     from scheduler.api import SmallestPeak, make_plan, minimum_budget, solve
     from scheduler.comparisons.sweep import compare
     from scheduler.comparisons.table import Comparison, Row
+    from scheduler.devices import Device, device, device_names
     from scheduler.errors import (
         BudgetTooSmallError,
         CaptureError,
@@ -21,6 +22,7 @@ try:
         PlanFormatError,
         PlanMismatchError,
         SchedulerError,
+        UnknownDeviceError,
         UnknownModelError,
         UnknownSolverError,
         UnsuitableProblemError,
@@ -63,6 +65,7 @@ __all__ = [
     "Comparison",
     "Compute",
     "Deadline",
+    "Device",
     "ExecutionError",
     "Free",
     "Frontier",
@@ -94,10 +97,13 @@ __all__ = [
     "Solution",
     "Status",
     "Tensor",
+    "UnknownDeviceError",
     "UnknownModelError",
     "UnknownSolverError",
     "UnsuitableProblemError",
     "compare",
+    "device",
+    "device_names",
     "from_networkx",
     "frontier",
     "make_plan",

@@ -9,6 +9,7 @@ SchedulerError
 ├── UnsuitableProblemError   the solver does not solve problems of this kind
 ├── UnknownSolverError       no solver has this name
 ├── UnknownModelError        no model or model factory has this name
+├── UnknownDeviceError       no device has this name
 ├── BudgetTooSmallError      no schedule fits the budget, or none is known
 ├── OutOfTimeError           the time limit passed without an answer
 ├── PlanError                a plan cannot be used
@@ -74,6 +75,10 @@ class UnknownSolverError(SchedulerError, ValueError):
 
 class UnknownModelError(SchedulerError, ValueError):
     """No model or model factory has this name."""
+
+
+class UnknownDeviceError(SchedulerError, ValueError):
+    """No device has this name."""
 
 
 class BudgetTooSmallError(SchedulerError):
