@@ -3,7 +3,7 @@
     python tests/benchmarks/general_graphs.py FOLDER > tests/benchmarks/general_graphs.csv
 
 A second argument keeps to the graphs and budgets whose names begin with it ("cg_resnet50 30").
-FOLDER holds the published graphs under the names in `CASES`; README says where each comes from.
+FOLDER holds the published graphs under the names in `CASES`; the page measured_schedules.md says where each comes from.
 Percents are of the save-everything time: time lost, and at most how much of the time any other
 schedule of the order could save (gap in the input order, or over all orders).
 """

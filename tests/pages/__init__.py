@@ -1,0 +1,1 @@
+"""What generates and checks README and the guide: tables and figures from recorded measurements."""
