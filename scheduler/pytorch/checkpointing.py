@@ -23,6 +23,7 @@ from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
 from scheduler.planning.shape_planner import ShapePlanner
 from scheduler.pytorch.capture.device_memory import DeviceMemory, device_memory_of, read_device_memory
+from scheduler.pytorch.capture.exporting.failures import check_has_data
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.costs.progress import TracingProgress, ignore
 from scheduler.pytorch.execute.codegen import generate
@@ -33,6 +34,7 @@ from scheduler.pytorch.layerwise.module import LayeredModule
 from scheduler.pytorch.layerwise.profiling import profile
 from scheduler.pytorch.layerwise.program import translate_layers
 from scheduler.pytorch.measurement.free_memory import device_budget
+from scheduler.pytorch.measurement.memory import resident_tensors
 from scheduler.pytorch.modules.module import ModulesModule
 from scheduler.pytorch.modules.planner import ModulePlanner
 from scheduler.pytorch.shape_variants import ShapeVariants
@@ -322,6 +324,9 @@ def _build_module(
     others: OtherPlans | None = None,
 ) -> CheckpointedModule:
     """Return the module for calls like this one, by the first of the request's routes that can plan the model."""
+    models = request.model if isinstance(request.model, Sequence) else (request.model,)
+    modules = nn.ModuleList(model for model in models if isinstance(model, nn.Module))
+    check_has_data(resident_tensors(modules, (args, kwargs)), "trained")
     refusals: list[CaptureError] = []
     for granularity in request.routes:
         try:

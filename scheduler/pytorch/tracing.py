@@ -45,7 +45,12 @@ def trace(
     Nothing is computed with the model's weights, and the model is left as it was. The model's
     `training` flags decide whether dropout and batch norm are in training mode. Where an output
     could hold more memory than its shape shows (a reduced `mse_loss` does), the call is run
-    once, on data of its own, unless the model is fake or on device "meta".
+    once, on data of its own.
+
+    A model built under `torch.device("meta")` or `FakeTensorMode`, with arguments of the same
+    kind, has the graph of the real one: what is on device "meta" is captured as if it was on the
+    CPU. No call of it is run, so times are estimated from FLOPs and bytes, and there are no
+    workspaces. A plan made so trains the real model.
 
     Parameters
     ----------
@@ -167,7 +172,8 @@ def capture_at(
         As for `with_costs`.
     """
     progress(TracingProgress("asking what the outputs of calls hold"))
-    sizes = find_storage_sizes(joint, may_run=can_run_on(resident_tensors(model, (args, kwargs))))
+    may_run = can_run_on(resident_tensors(model, (args, kwargs)))
+    sizes = find_storage_sizes(joint, may_run=may_run)
     return capture_joint(
         joint,
         type(model).__name__,
@@ -175,6 +181,7 @@ def capture_at(
         memory=memory,
         workspaces=workspaces,
         sizes=sizes,
+        may_run=may_run,
         like=like,
         progress=progress,
     )
@@ -251,6 +258,7 @@ def capture_joint(
     memory: DeviceMemory,
     workspaces: bool | None = None,
     sizes: StorageSizes | None = None,
+    may_run: bool = True,
     like: Lowered | None = None,
     progress: Progress = ignore,
 ) -> Capture:
@@ -265,7 +273,7 @@ def capture_joint(
         As for `capture`.
     sizes : StorageSizes, optional
         What its storages hold at run time; by default what the fake tensors show.
-    like : Lowered, optional
+    may_run, like
         As for `with_costs`.
 
     Raises
@@ -274,7 +282,8 @@ def capture_joint(
         As for `trace`.
     """
     lowered = lower(joint, memory, sizes or StorageSizes(), name=name)
-    return Capture(joint, with_costs(lowered, costs, workspaces=workspaces, like=like, progress=progress))
+    lowered = with_costs(lowered, costs, workspaces=workspaces, may_run=may_run, like=like, progress=progress)
+    return Capture(joint, lowered)
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ def with_costs(
     costs: Costs,
     *,
     workspaces: bool | None = None,
+    may_run: bool = True,
     like: Lowered | None = None,
     progress: Progress = ignore,
 ) -> Lowered:
@@ -46,8 +47,8 @@ def with_costs(
         "measured": each distinct call (operator, shapes, strides, dtypes, other arguments) is
         run alone on random data, in the order of the step; its time is in seconds. What was
         measured before on this machine is taken from a file (see `kept_costs`), unless it is to
-        be measured again. The time of a call that cannot be run (on device "meta", or because
-        the operator fails on such data) is estimated from its FLOPs and bytes at the machine's
+        be measured again. The time of a call that may not be run, or cannot, because the
+        operator fails on such data, is estimated from its FLOPs and bytes at the machine's
         rates. "flops": exact and the same on every machine. Matrix products, convolutions,
         attention, recurrent layers, linear algebra and Fourier transforms cost their FLOPs, as
         published comparisons count them. Everything else (elementwise operations,
@@ -56,6 +57,8 @@ def with_costs(
     workspaces : bool, optional
         Whether to measure workspaces: the bytes that each distinct call, run alone, allocates
         in addition to its outputs. By default True if times are measured.
+    may_run : bool
+        Whether calls may be run on data of their own. If not, no workspaces are known.
     like : Lowered, optional
         The same step at other sizes, with measured times: times that are not known are these,
         scaled to the work of the calls, instead of measured. No effect if other operators run.
@@ -70,7 +73,7 @@ def with_costs(
     if costs not in get_args(Costs):
         raise InvalidOptionError(f'costs must be "measured", "measured-again" or "flops", got {costs!r}')
     is_timed = costs != "flops"
-    has_workspaces = is_timed if workspaces is None else workspaces
+    has_workspaces = may_run and (is_timed if workspaces is None else workspaces)
     signatures = [_signature(item) if isinstance(item, Call) else None for item in lowered.instructions]
     calls = {
         signature: call
@@ -79,7 +82,7 @@ def with_costs(
     }
     scaled = _scaled_times(lowered, signatures, like) if is_timed and like is not None else {}
     found: dict[str, Cost] = {}
-    if is_timed or has_workspaces:
+    if may_run and (is_timed or has_workspaces):
         order = [signature for signature in signatures if signature is not None]
         wanted = (is_timed and not scaled, has_workspaces)
         found = _measured(calls, order, wanted, progress, again=costs == "measured-again")

@@ -31,7 +31,7 @@ from scheduler.pytorch.measurement.rng import kept_generators
 from scheduler.pytorch.torch_private.autograd import autocast_disabled
 from scheduler.pytorch.torch_private.operators import OpOverload, call_of, schema_of
 from scheduler.pytorch.torch_private.pytree import tree_leaves
-from scheduler.pytorch.torch_private.tensors import is_fake
+from scheduler.pytorch.torch_private.tensors import has_data
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 """Positional and keyword arguments of one call."""
@@ -98,7 +98,7 @@ def find_storage_sizes(joint: Joint, *, may_run: bool) -> StorageSizes:
 
 def can_run_on(tensors: Iterable[object]) -> bool:
     """Return whether calls on such tensors may be run: none is fake or on device "meta"."""
-    return not any(isinstance(value, Tensor) and (is_fake(value) or value.device.type == "meta") for value in tensors)
+    return all(has_data(value) for value in tensors if isinstance(value, Tensor))
 
 
 def is_exact(node: fx.Node) -> bool:

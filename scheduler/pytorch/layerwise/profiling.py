@@ -20,7 +20,7 @@ from scheduler.graph import Tensor as GraphTensor
 from scheduler.graph.chain import Chain
 from scheduler.graph.layers import Layer
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory, read_device_memory
-from scheduler.pytorch.capture.exporting.failures import check_runs, describe_reshaped
+from scheduler.pytorch.capture.exporting.failures import check_has_data, check_runs, describe_reshaped
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
 from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.layerwise.groups import Gradients, Link, State
@@ -41,7 +41,7 @@ from scheduler.pytorch.layerwise.survey import (
     storage_keys,
     tensors_of,
 )
-from scheduler.pytorch.measurement.memory import storage_bytes, storage_sizes
+from scheduler.pytorch.measurement.memory import resident_tensors, storage_bytes, storage_sizes
 from scheduler.pytorch.measurement.rng import kept_generators
 from scheduler.pytorch.torch_private import pytree
 from scheduler.pytorch.torch_private.modules import buffers_of
@@ -180,6 +180,8 @@ def profile(
             check_unwrapped(module)
     parts = name_parts(layers, loss)
     arguments = (tuple(args), dict(kwargs or {}))
+    modules = nn.ModuleList(part for _, part in parts if isinstance(part, nn.Module))
+    check_has_data(resident_tensors(modules, arguments), "measured by layers")
     name = type(layers).__name__
     try:
         with _restored([part for _, part in parts]), kept_generators():
@@ -189,7 +191,6 @@ def profile(
     except SchedulerError:
         raise
     except Exception:  # torch raises errors of many kinds here
-        modules = [part for _, part in parts if isinstance(part, nn.Module)]
         check_runs(lambda *args, **kwargs: run_in_turn(parts, args, kwargs), name, *arguments, modules)
         raise
 

@@ -13,8 +13,9 @@ from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan
 from scheduler.problem import read_budget
 from scheduler.pytorch.capture.device_memory import DeviceMemory
-from scheduler.pytorch.capture.exporting.failures import check_runs
+from scheduler.pytorch.capture.exporting.failures import check_has_data, check_runs
 from scheduler.pytorch.capture.wrappers import check_unwrapped
+from scheduler.pytorch.measurement.memory import resident_tensors
 from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.choice import plan_modules, smallest_peak_decisions, with_estimated_backward
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
@@ -90,6 +91,7 @@ class ModulePlanner:
             As for `remeasure`.
         """
         check_unwrapped(self.model)
+        check_has_data(resident_tensors(self.model, (args, kwargs)), "measured by modules")
         memory = self.read_memory()
         try:
             return record(self.model, args, kwargs, self.loss, memory=memory, decide=_decide_for_the_smallest_peak)

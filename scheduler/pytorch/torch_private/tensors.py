@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
     "DataDependentOutputException",
+    "FakeTensorMode",
+    "fake_mode_of",
+    "fake_on_device",
+    "has_data",
     "is_fake",
     "is_traceable_wrapper_subclass",
     "is_view",
@@ -22,6 +26,24 @@ __all__ = [
 def is_fake(tensor: Tensor) -> bool:
     """Return whether a tensor has no data because a FakeTensorMode created it."""
     return isinstance(tensor, FakeTensor)
+
+
+def has_data(tensor: Tensor) -> bool:
+    """Return whether a tensor has values: it is neither fake nor on device "meta"."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def fake_mode_of(tensor: Tensor) -> FakeTensorMode | None:
+    """Return the mode that created a fake tensor, None for all others."""
+    return tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+
+
+def fake_on_device(tensor: Tensor, mode: FakeTensorMode, device: str) -> Tensor:
+    """Return a fake tensor like one on device "meta", with the same storage, as if it was on a device."""
+    fake = FakeTensor(mode, tensor.detach(), torch.device(device))
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad)
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:

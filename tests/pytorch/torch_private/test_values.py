@@ -224,6 +224,26 @@ def fake_tensors_are_known() -> None:
     assert not tensors.is_fake(torch.empty(1, device="meta"))
 
 
+@EXPECTED.of("tensors.has_data")
+def fake_tensors_and_those_on_device_meta_have_no_data() -> None:
+    with FakeTensorMode():
+        assert not tensors.has_data(torch.empty(1))
+    assert not tensors.has_data(torch.empty(1, device="meta"))
+    assert tensors.has_data(torch.empty(1))
+
+
+@EXPECTED.of("tensors.FakeTensorMode", "tensors.fake_mode_of", "tensors.fake_on_device")
+def fake_tensors_replace_those_on_device_meta() -> None:
+    mode = tensors.FakeTensorMode()
+    weight = nn.Parameter(torch.empty(2, 3, device="meta"))
+    fakes = [tensors.fake_on_device(value, mode, "cpu") for value in (weight, weight.detach()[1])]
+    assert [(tensors.fake_mode_of(fake), fake.device.type, type(fake)) for fake in fakes][1][:2] == (mode, "cpu")
+    assert (isinstance(fakes[0], nn.Parameter), fakes[0].requires_grad, fakes[1].requires_grad) == (True, True, False)
+    assert (fakes[1].shape, fakes[1].storage_offset()) == ((3,), 3)
+    assert len({tensors.storage_id(value.untyped_storage()) for value in (weight, *fakes)}) == 1
+    assert tensors.fake_mode_of(weight) is None
+
+
 @EXPECTED.of("tensors.storage_id")
 def views_have_the_storage_of_their_base_and_copies_another() -> None:
     def identity(value: Tensor) -> int:

@@ -10,10 +10,62 @@ from torch import Tensor, nn
 from scheduler.errors import CaptureError, SchedulerError
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.kept_state import kept_state
+from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.guards.read_names import MOST_ENTRIES
 from scheduler.pytorch.source_lines import line_of_error
 from scheduler.pytorch.torch_private import pytree
 from scheduler.pytorch.torch_private.operators import schema_of
+from scheduler.pytorch.torch_private.tensors import has_data, is_traceable_wrapper_subclass
+
+
+def check_module(module: object, tensors: Sequence[Tensor]) -> None:
+    """Refuse, before any tracing, a module that certainly cannot be captured for these arguments.
+
+    Raises
+    ------
+    CaptureError
+        If it is no module, nothing requires a gradient, or a wrapper or parameter cannot be traced.
+    """
+    if not isinstance(module, nn.Module):
+        raise CaptureError(f"the model must be an nn.Module, got {type(module).__name__}: wrap the function in one")
+    if not any(tensor.requires_grad for tensor in (*module.parameters(), *tensors)):
+        raise CaptureError(
+            "no parameter and no input requires a gradient, so there is no backward to plan:"
+            " call requires_grad_(True) on what is to be trained"
+        )
+    check_unwrapped(module)
+    for name, parameter in module.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            raise CaptureError(
+                f'parameter "{name}" is a {type(parameter).__name__}, which consists of several tensors and would be'
+                ' taken apart in the graph: plan without it, or use granularity="modules", which captures nothing'
+            )
+
+
+def check_has_data(tensors: Iterable[Tensor], what: str) -> None:
+    """Refuse to train or measure a model on tensors without data.
+
+    Parameters
+    ----------
+    tensors : iterable of Tensor
+        The parameters and buffers of the model, and its arguments.
+    what : str
+        What cannot be done with them.
+
+    Raises
+    ------
+    CaptureError
+        If one of them is fake or on device "meta".
+    """
+    without = next((tensor for tensor in tensors if not has_data(tensor)), None)
+    if without is not None:
+        kind = 'on device "meta"' if without.is_meta else "fake"
+        raise CaptureError(
+            f"a model whose parameters or arguments have no data cannot be {what}: a tensor of shape"
+            f" {tuple(without.shape)} is {kind}. A plan can be made without data, with"
+            ' make_plan(trace(model, args, loss=loss, costs="flops"), budget); give it to checkpointed() with the real'
+            " model"
+        )
 
 
 def check_runs(

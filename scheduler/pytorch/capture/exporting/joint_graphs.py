@@ -12,6 +12,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import is_not
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,6 +24,7 @@ from scheduler.pytorch.capture.exporting.dynamo import capture_with_dynamo, mute
 from scheduler.pytorch.capture.exporting.eager_kernels import eager_kernels
 from scheduler.pytorch.capture.exporting.failures import (
     at_line,
+    check_module,
     check_observers,
     check_outputs,
     check_runs,
@@ -30,6 +32,7 @@ from scheduler.pytorch.capture.exporting.failures import (
 )
 from scheduler.pytorch.capture.exporting.flat_step import FlatStep, ModuleWithLoss, StepForm
 from scheduler.pytorch.capture.exporting.known_values import Condition, KnownValues
+from scheduler.pytorch.capture.exporting.meta_tensors import fake_in_place_of_meta
 from scheduler.pytorch.capture.exporting.norms import correct_norms
 from scheduler.pytorch.capture.exporting.varying_sizes import Conditions, Varying, VaryingGraph
 from scheduler.pytorch.capture.held_tensors import held_tensors, kept_separate
@@ -39,7 +42,6 @@ from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is
 from scheduler.pytorch.capture.operators import check_call, storage_key
 from scheduler.pytorch.capture.outside_draws import OutsideDraws
 from scheduler.pytorch.capture.rewriting import rewrite
-from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.measurement.rng import kept_generators
 from scheduler.pytorch.torch_private.aot import (
     BufferAOTInput,
@@ -59,7 +61,6 @@ from scheduler.pytorch.torch_private.symbolic_sizes import (
 from scheduler.pytorch.torch_private.tensors import (
     DataDependentOutputException,
     is_fake,
-    is_traceable_wrapper_subclass,
 )
 
 
@@ -180,8 +181,21 @@ def _trace(
 ) -> _Traced:
     """Export a step; with `varying`, with symbolic sizes in these dimensions of the arguments."""
     signature, given = read_arguments(args, kwargs)
-    _check_module(module, given)
-    core, name = ModuleWithLoss(module, loss), type(module).__name__
+    check_module(module, given)
+    core = ModuleWithLoss(module, loss)
+    with fake_in_place_of_meta(core, module, loss, given) as fakes:
+        if any(map(is_not, fakes, given)):
+            args, kwargs = fill_arguments(signature, fakes)
+        return _trace_on_device(core, args, kwargs, varying)
+
+
+def _trace_on_device(
+    core: ModuleWithLoss, args: Sequence[object], kwargs: Mapping[str, object], varying: Varying | None
+) -> _Traced:
+    """Export a step that has no tensor on device "meta"."""
+    module, loss = core.module, core.loss
+    signature, given = read_arguments(args, kwargs)
+    name = type(module).__name__
     check = functools.partial(check_runs, core, name, args, kwargs, [core])
     draws = OutsideDraws(module, loss)
     tensors = given if varying is None else fakes_of_varying_sizes(given, varying)
@@ -399,24 +413,6 @@ def _outputs_and_mutations(
         elif description is not None:
             raise CaptureError(f"the captured graph has an output that cannot be planned: {description}")
     return tuple(outputs[i] for i in range(len(outputs))), tuple(mutations)
-
-
-def _check_module(module: object, tensors: Sequence[Tensor]) -> None:
-    """Refuse, before any tracing, a module that certainly cannot be captured."""
-    if not isinstance(module, nn.Module):
-        raise CaptureError(f"the model must be an nn.Module, got {type(module).__name__}: wrap the function in one")
-    if not any(tensor.requires_grad for tensor in (*module.parameters(), *tensors)):
-        raise CaptureError(
-            "no parameter and no input requires a gradient, so there is no backward to plan:"
-            " call requires_grad_(True) on what is to be trained"
-        )
-    check_unwrapped(module)
-    for name, parameter in module.named_parameters():
-        if is_traceable_wrapper_subclass(parameter):
-            raise CaptureError(
-                f'parameter "{name}" is a {type(parameter).__name__}, which consists of several tensors and would be'
-                ' taken apart in the graph: plan without it, or use granularity="modules", which captures nothing'
-            )
 
 
 def _check_state(

@@ -27,7 +27,7 @@ from scheduler.pytorch.torch_private.autograd import (
 from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
 from scheduler.pytorch.torch_private.pytree import tree_leaves, tree_map_only
 from scheduler.pytorch.torch_private.symbolic_sizes import SYMBOLIC, size_at
-from scheduler.pytorch.torch_private.tensors import is_fake
+from scheduler.pytorch.torch_private.tensors import has_data
 
 _FACTORIES = {"aten::" + name for name in ("arange", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros")}
 """Operators that make known values from no tensor."""
@@ -194,7 +194,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.conditions = []
         self._known.clear()
         for position, (tensor, given) in enumerate(zip(tensors, self._given, strict=False)):
-            if not (given.requires_grad or is_fake(given) or given.device.type == "meta"):
+            if has_data(given) and not given.requires_grad:
                 self._known[id(tensor)] = _Known(tensor, _Input(position), frozenset({_ARGUMENTS}))
 
     def __torch_dispatch__(
