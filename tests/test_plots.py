@@ -337,3 +337,9 @@ def test_another_suffix_is_refused_with_the_list(name: str, tmp_path: Path) -> N
     with pytest.raises(InvalidOptionError, match=r"the suffix must be \.svg, \.png, \.pdf, got"):
         write_figure(plot_memory(twice_plan()), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seconds", [1e-3 * (1 - 1e-15), math.nextafter(10, 11), 0.0])
+def test_a_single_solve_time_near_a_power_of_ten_has_limits(seconds: float) -> None:
+    low, high = plot_solve_time([replace(ROW, seconds=seconds)]).get_ylim()
+    assert low < max(seconds, 1e-6) < high

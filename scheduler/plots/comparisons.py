@@ -223,7 +223,8 @@ def plot_solve_time(rows: Iterable[Row], *, ax: Axes | None = None) -> Axes:
         color, marker, style = _look(number)
         seconds: dict[int, list[float]] = {}
         for row in sorted(answers, key=lambda row: row.operations):
-            second = max(row.seconds, _MIN_SECONDS)
+            # matplotlib finds no limits for a value within rounding of a power of ten.
+            second = max(float(f"{row.seconds:.6g}"), _MIN_SECONDS)
             seconds.setdefault(row.operations, []).append(second)
             fill = color if row.status in (Status.OPTIMAL.name, Status.INFEASIBLE.name) else "white"
             ax.plot(row.operations, second, marker, markersize=5, markeredgecolor=color, markerfacecolor=fill)
