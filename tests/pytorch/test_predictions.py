@@ -7,18 +7,15 @@ import pytest
 import scheduler as sc
 from scheduler.pytorch.execute.runner import build
 from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
-from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.pytorch.tracing import capture
-from tests.support.pytorch.small_models import SMALL
+from tests.support.pytorch.small_models import SMALL, small_model
 
 pytestmark = pytest.mark.long(15)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_allocator_holds_the_predicted_memory_and_never_exceeds_the_budget(name: str) -> None:
-    if name not in model_names():
-        pytest.skip("transformers is not installed")
-    case = make_model(name, **SMALL[name])
+    case = small_model(name)
     captured = capture(case.module, case.args, case.kwargs, case.loss, costs="flops", workspaces=True)
     solutions = [found for found in sc.frontier(captured.graph, ["75%", "100%"], time_limit=1.0) if found.schedule]
     assert solutions[-1].overhead == 0

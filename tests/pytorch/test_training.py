@@ -2,15 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.pytorch.models.catalog import make_model
 from scheduler.pytorch.training import compare_training
-from tests.support.pytorch.small_models import SMALL
+from tests.support.pytorch.small_models import small_model
 
 
 def test_a_captured_step_slower_than_plain_by_more_than_noise_is_reported():
-    report = compare_training(
-        make_model("convnet", **SMALL["convnet"]), "80%", steps=1, costs="flops", solver="greedy", time_limit=2.0
-    )
+    report = compare_training(small_model("convnet"), "80%", steps=1, costs="flops", solver="greedy", time_limit=2.0)
     assert report.captured_time_overhead is not None
     assert report.time_noise >= 0
     assert replace(report, captured_time_overhead=0.2, time_noise=0.1).captured_step_is_slower
@@ -26,14 +23,14 @@ def test_a_captured_step_slower_than_plain_by_more_than_noise_is_reported():
 
 
 def test_layers_have_no_captured_step():
-    case = make_model("convnet", **SMALL["convnet"])
+    case = small_model("convnet")
     report = compare_training(case, "min", steps=1, granularity="layers", time_limit=2.0)
     assert report.captured_time_overhead is None
     assert not report.captured_step_is_slower
 
 
 def test_modules_are_compared_at_the_peak_of_the_allocator():
-    case = make_model("convnet", **SMALL["convnet"])
+    case = small_model("convnet")
     report = compare_training(case, "min", steps=1, granularity="modules", time_limit=2.0)
     assert report.plan.granularity == "modules"
     assert report.captured_time_overhead is None

@@ -12,12 +12,11 @@ from torch._dynamo.exc import BackendCompilerFailed
 from scheduler.errors import BudgetTooSmallError, ExecutionError, InvalidBudgetError, InvalidOptionError
 from scheduler.pytorch import backend
 from scheduler.pytorch.measurement.memory import storage_bytes
-from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.simulator import simulate
 from tests.support.pytorch.modules import Mutating, Step
 from tests.support.pytorch.planning import check_equal, train
 from tests.support.pytorch.regression import batch, mean_square, mlp
-from tests.support.pytorch.small_models import SMALL
+from tests.support.pytorch.small_models import small_model
 from tests.support.pytorch.watching import Watched
 
 # TorchDynamo reads `.grad` of the tensors that the first graph passes to the second.
@@ -30,9 +29,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", ["hf-gpt2", "resnet50", "hf-vit"])
 def test_a_compiled_model_trains_as_under_autograd_in_the_planned_memory_at_each_batch_size(name: str) -> None:
-    if name not in model_names():
-        pytest.skip("transformers is not installed")
-    cases = [make_model(name, **{**SMALL[name], "batch_size": size}) for size in (4, 3)]
+    cases = [small_model(name, batch_size=size) for size in (4, 3)]
     loss = cases[0].loss or (lambda outputs: outputs)
     module = Step(cases[0].module, loss)
     # Without these, transformers logs its guesses, which TorchDynamo cannot capture.

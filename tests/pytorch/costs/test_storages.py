@@ -19,10 +19,10 @@ from scheduler.pytorch.capture.instructions import Call, Ref, Return, Snapshot, 
 from scheduler.pytorch.costs.storages import EXACT, find_storage_sizes
 from scheduler.pytorch.execute.runner import build
 from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
-from scheduler.pytorch.models.catalog import ModelCase, make_model, model_names
+from scheduler.pytorch.models.catalog import ModelCase
 from scheduler.pytorch.tracing import capture
 from tests.support.pytorch.operator_calls import GROUPS, Together
-from tests.support.pytorch.small_models import SMALL
+from tests.support.pytorch.small_models import SMALL, small_model
 
 pytestmark = [pytest.mark.long(30), pytest.mark.xdist_group("storages")]  # each step is captured once
 
@@ -36,9 +36,7 @@ CASES = [*GROUPS, *(f"{name} in bfloat16" for name in HALF), *SMALL]
 @functools.cache
 def _case(name: str) -> ModelCase:
     if name in SMALL:
-        if name not in model_names():
-            pytest.skip("transformers is not installed")
-        return make_model(name, **SMALL[name])
+        return small_model(name)
     group, _, in_half = name.partition(" in ")
     model = Together([*GROUPS[group]()])
     return ModelCase(model.bfloat16() if in_half else model)

@@ -14,7 +14,6 @@ from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.execute.runner import CapturedModule, build
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes
-from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.pytorch.tracing import capture
 from scheduler.schedule import schedule_from_runs
 from scheduler.simulator import simulate
@@ -26,7 +25,7 @@ from tests.support.pytorch.planning import (
     save_everything,
     train,
 )
-from tests.support.pytorch.small_models import SMALL
+from tests.support.pytorch.small_models import small_model
 
 EXISTING = DeviceMemory(accumulate_gradients=True)
 
@@ -64,9 +63,7 @@ def peak_of_step(module: nn.Module, args: tuple[object, ...]) -> int:
 @schedules
 @pytest.mark.parametrize("name", ["convnet", "gpt2", "hf-t5"])
 def test_gradients_are_added_to_existing_ones_in_the_predicted_memory(name, schedule):
-    if name not in model_names():
-        pytest.skip(f"{name} is not available")
-    case = make_model(name, **SMALL[name])
+    case = small_model(name)
     plain = copy.deepcopy(case.module)
     captured = capture(case.module, case.args, case.kwargs, case.loss, memory=EXISTING)
     made = schedule(captured.graph)

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from scheduler.pytorch.models.catalog import make_model, model_names
 from scheduler.pytorch.tracing import capture
 from tests.support.pytorch.planning import check_like_autograd, recompute_most, save_everything
-from tests.support.pytorch.small_models import SMALL
+from tests.support.pytorch.small_models import SMALL, small_model
 
 pytestmark = pytest.mark.long(50)
 
@@ -47,9 +46,7 @@ def _in_bfloat16(value: object) -> object:
 @pytest.mark.parametrize("precision", ["autocast", "bfloat16"])
 @pytest.mark.parametrize("name", SMALL)
 def test_a_model_trains_like_autograd_in_bfloat16_in_the_predicted_memory(name: str, precision: Precision) -> None:
-    if name not in model_names():
-        pytest.skip("transformers is not installed")
-    case = make_model(name, **SMALL[name])
+    case = small_model(name)
     module = InPrecision(case.module, precision, case.loss)
     check_like_autograd(module, recompute_most, case.batch(1))
 
@@ -71,9 +68,7 @@ MASKS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
 )
 def test_a_mask_is_read_as_eager_reads_it(name: str, mask: str, precision: Precision) -> None:
     """Transformers drops a mask that hides nothing, which lets another kernel compute the attention."""
-    if name not in model_names():
-        pytest.skip("transformers is not installed")
-    case = make_model(name, **SMALL[name])
+    case = small_model(name)
     _, kwargs = case.batch(1)
     module = InPrecision(case.module, precision, case.loss)
     check_like_autograd(module, recompute_most, ((), kwargs | MASKS[mask](kwargs["input_ids"])))

@@ -441,19 +441,23 @@ def hooks_are_found_where_calls_read_them() -> None:
             handle.remove()
 
 
-@EXPECTED.of("modules.accumulation_hooks_of")
-def hooks_of_a_finished_gradient_are_called_from_this_dict() -> None:
-    x, seen = torch.ones(1, requires_grad=True), []
-    assert modules.accumulation_hooks_of(x) == {}
-    x.register_post_accumulate_grad_hook(seen.append)
-    held = modules.accumulation_hooks_of(x)
-    kept = dict(held)
-    held.clear()
-    (x * 2).backward()
-    held.update(kept)
-    assert seen == []
-    (x * 2).backward()
-    assert len(seen) == 1
+@EXPECTED.of("modules.accumulation_hooks_of", "modules.backward_hooks_of")
+def hooks_of_a_tensor_are_called_from_these_dicts() -> None:
+    for hooks_of, register in (
+        (modules.accumulation_hooks_of, Tensor.register_post_accumulate_grad_hook),
+        (modules.backward_hooks_of, Tensor.register_hook),
+    ):
+        x, seen = torch.ones(1, requires_grad=True), []
+        assert hooks_of(x) == {}
+        register(x, seen.append)
+        held = hooks_of(x)
+        kept = dict(held)
+        held.clear()
+        (x * 2).backward()
+        held.update(kept)
+        assert seen == []
+        (x * 2).backward()
+        assert len(seen) == 1
 
 
 @EXPECTED.of("autograd.next_node_number", "autograd.node_number")
@@ -489,21 +493,6 @@ def a_tensor_has_a_storage_or_consists_of_tensors_that_have_one() -> None:
         assert tensors.storage_of(tensor) is None
         assert all(tensors.storage_of(part) is not None for part in tensors.parts_of(tensor))
         assert any(part.dtype == dense.dtype for part in tensors.parts_of(tensor))
-
-
-@EXPECTED.of("modules.backward_hooks_of")
-def hooks_of_a_tensor_are_called_from_this_dict() -> None:
-    x, seen = torch.ones(1, requires_grad=True), []
-    assert modules.backward_hooks_of(x) == {}
-    x.register_hook(seen.append)
-    held = modules.backward_hooks_of(x)
-    kept = dict(held)
-    held.clear()
-    (x * 2).backward()
-    held.update(kept)
-    assert seen == []
-    (x * 2).backward()
-    assert len(seen) == 1
 
 
 @EXPECTED.of("modules.is_batch_norm")

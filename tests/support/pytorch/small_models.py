@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from scheduler.pytorch.models.catalog import ModelCase, make_model, model_names
+
 SMALL = {
     "gpt2": {"layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "length": 32},
     "resnet50": {"batch_size": 4, "width": 8, "size": 32, "classes": 10},
@@ -13,3 +17,10 @@ SMALL = {
     "hf-llama": {"layers": 2, "width": 32, "vocabulary": 64, "length": 32},
     "hf-t5": {"layers": 1, "width": 32, "vocabulary": 64, "length": 32},
 }
+
+
+def small_model(name: str, **sizes: int) -> ModelCase:
+    """Return a model of the catalog in its small size, or skip the test where its library is not installed."""
+    if name not in model_names():
+        pytest.skip("transformers is not installed")
+    return make_model(name, **{**SMALL[name], **sizes})
