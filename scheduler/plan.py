@@ -261,6 +261,7 @@ class Plan:
             ("budget", self.peak_text(self.budget_bytes)),
             ("resident", self.graph.resident_text()),
             ("peak", peak),
+            *(("assumes", assumption) for assumption in self.graph.assumptions),
             ("time", f"{self.time:.6g} {unit}, overhead {format_percent(self.overhead, 4)}"),
             *(
                 []

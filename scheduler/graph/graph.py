@@ -58,6 +58,9 @@ class Graph:
     time_unit : str
         Unit of all times, for example "s" or "FLOP".
     name : str
+    assumptions : iterable of str
+        What sizes and times rest on where they are not those of the machine that traced the
+        step, one sentence each; a plan of the graph repeats them.
 
     Raises
     ------
@@ -75,6 +78,7 @@ class Graph:
     required: Sequence[str] = ()
     time_unit: str = "s"
     name: str = ""
+    assumptions: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         set_field(self, "operations", instances(self.operations, Operation, "operations"))
@@ -84,6 +88,9 @@ class Graph:
             set_field(self, field, tuple(dict.fromkeys(names)))
         for field in ("time_unit", "name"):
             text_of(getattr(self, field), f"{field} of the graph")
+        set_field(self, "assumptions", names_of(self.assumptions, "assumptions of the graph"))
+        for assumption in self.assumptions:
+            text_of(assumption, "an assumption of the graph")
         if not self.operations:
             raise InvalidGraphError("a graph needs at least one operation")
         check_unique([operation.name for operation in self.operations], "operations")
@@ -189,6 +196,7 @@ class Graph:
             ("resident", self.resident_text()),
             ("results", f"{format_bytes(result_bytes)} in {len(results)} storages"),
             ("time", f"{time:.6g} {self.time_unit} if nothing is recomputed"),
+            *(("assumes", assumption) for assumption in self.assumptions),
         ]
         return text_table(rows)
 
@@ -225,6 +233,7 @@ class Graph:
             "resident": list(self.resident),
             "results": list(self.results),
             "required": list(self.required),
+            **({"assumptions": list(self.assumptions)} if self.assumptions else {}),
         }
 
     @classmethod
@@ -342,4 +351,4 @@ def _why_unavailable(operations: Sequence[Operation], reader: Operation, name: s
     )
 
 
-_OWN_FIELDS = ("resident", "results", "required", "time_unit", "name")
+_OWN_FIELDS = ("resident", "results", "required", "time_unit", "name", "assumptions")

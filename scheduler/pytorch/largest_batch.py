@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from torch import Size, Tensor, nn
 
 from scheduler.api import TRAINING_GAP, check_options, propose_with_bounds
+from scheduler.devices import Device
 from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidBudgetError, InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.plan import Plan
@@ -19,7 +20,7 @@ from scheduler.problem import Problem, check_gap, read_budget
 from scheduler.pytorch.capture.arguments import read_arguments
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY
 from scheduler.pytorch.checkpointing import checkpointed, warn_of_fallback
-from scheduler.pytorch.costs.operators import Costs
+from scheduler.pytorch.costs.operators import CostName, Costs
 from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
 from scheduler.pytorch.models.catalog import Arguments
@@ -264,10 +265,10 @@ def _explained(what: str, size: int) -> Iterator[None]:
         raise CaptureError(f"{what} failed with a batch of {size}{smaller}: {error}") from error
 
 
-def _check_options(costs: str, limit: int, granularity: str) -> None:
+def _check_options(costs: Costs, limit: int, granularity: str) -> None:
     if granularity not in ("auto", "operations", "modules"):
         raise InvalidOptionError(f'granularity must be "auto", "operations" or "modules", got {granularity!r}')
-    if costs not in get_args(Costs):
+    if not isinstance(costs, Device) and costs not in get_args(CostName):
         raise InvalidOptionError(f'costs must be "measured" or "flops", got {costs!r}')
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise InvalidOptionError(f"limit must be an int >= 1, got {limit!r}")

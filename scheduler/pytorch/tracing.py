@@ -10,11 +10,13 @@ from torch import Tensor as TorchTensor
 from torch import fx, nn
 from torch.optim import Optimizer
 
+from scheduler.devices import Device
 from scheduler.errors import CaptureError
 from scheduler.graph import Graph
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.exporting import export_graph, export_joint
+from scheduler.pytorch.capture.exporting.device_kernels import kernels_of
 from scheduler.pytorch.capture.instructions import Lowered
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering import lower
@@ -61,12 +63,14 @@ def trace(
     loss : callable, optional
         Computes the scalar loss from the model's outputs. Without it, the graph includes the
         outputs and their incoming gradients, but not what the caller computes from them.
-    costs : "measured", "measured-again" or "flops"
+    costs : "measured", "measured-again", "flops" or Device
         The cost model of operations. "measured": times on this machine in seconds. Measuring
         takes a few seconds; what is known from an earlier trace, of any model, is taken from a
         file that `scheduler doctor` names, unless it is measured again. "flops": the same on
         every machine; operators that multiply cost their FLOPs, and for all others moved bytes
-        only break ties, which is not the time that they take.
+        only break ties, which is not the time that they take. A device (`scheduler.device("h100-80gb")`,
+        say) that need not be there: times are estimated by a roofline, attention is the kernel
+        that torch runs on that device, and the graph's `assumptions` say what this rests on.
     workspaces : bool, optional
         Whether to measure the memory that operators allocate internally. With it, the peak,
         and so the budget, is the allocator's; without it, that of live storages. By default
@@ -94,7 +98,7 @@ def trace(
         If nothing requires a gradient or the model cannot be captured; the message says why
         and what to use instead.
     InvalidOptionError
-        If `costs` is unknown, or the size of the optimizer's state cannot be determined.
+        If `costs` is unknown, is a device of unknown speed, or the size of the optimizer's state cannot be determined.
     InvalidBudgetError
         If `reserve` cannot be parsed.
 
@@ -108,9 +112,10 @@ def trace(
     True
     """
     memory = read_device_memory(model, reserve, optimizer, accumulate_gradients)
-    captured = capture(
-        model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory, progress=progress or ignore
-    )
+    with kernels_of(costs if isinstance(costs, Device) else None):
+        captured = capture(
+            model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory, progress=progress or ignore
+        )
     return captured.graph
 
 
@@ -172,7 +177,7 @@ def capture_at(
         As for `with_costs`.
     """
     progress(TracingProgress("asking what the outputs of calls hold"))
-    may_run = can_run_on(resident_tensors(model, (args, kwargs)))
+    may_run = not isinstance(costs, Device) and can_run_on(resident_tensors(model, (args, kwargs)))
     sizes = find_storage_sizes(joint, may_run=may_run)
     return capture_joint(
         joint,

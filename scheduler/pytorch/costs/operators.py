@@ -11,18 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from torch import Tensor, fx
+from torch import fx
 
+from scheduler.devices import Device
 from scheduler.errors import InvalidOptionError
 from scheduler.pytorch.capture.instructions import Call, Instruction, Lowered
-from scheduler.pytorch.capture.operators import describe_call, nodes_in, output_values, storage_key
+from scheduler.pytorch.capture.operators import describe_call
 from scheduler.pytorch.costs.kept_costs import Cost, keep_costs, measuring_conditions, read_costs
 from scheduler.pytorch.costs.progress import Progress, TracingProgress, ignore
+from scheduler.pytorch.costs.roofline import with_estimates
 from scheduler.pytorch.costs.storages import CLONES_STORAGE
 from scheduler.pytorch.costs.timing import Rates, Timing, Trials, measure_rates
-from scheduler.pytorch.measurement.flop_formulas import count_flops
+from scheduler.pytorch.costs.work import flops_of, is_view, moved_bytes, tensor_inputs
 
-Costs = Literal["measured", "measured-again", "flops"]
+CostName = Literal["measured", "measured-again", "flops"]
+
+Costs = CostName | Device
+"""A cost model of operations; that of a device estimates its times."""
 
 FLOPS_PER_BYTE = 1e-3
 """Cost of moving one byte, in FLOPs: small enough that fewer FLOPs always win and moved bytes only break
@@ -43,7 +48,7 @@ def with_costs(
     Parameters
     ----------
     lowered : Lowered
-    costs : "measured", "measured-again" or "flops"
+    costs : "measured", "measured-again", "flops" or Device
         "measured": each distinct call (operator, shapes, strides, dtypes, other arguments) is
         run alone on random data, in the order of the step; its time is in seconds. What was
         measured before on this machine is taken from a file (see `kept_costs`), unless it is to
@@ -53,12 +58,14 @@ def with_costs(
         attention, recurrent layers, linear algebra and Fourier transforms cost their FLOPs, as
         published comparisons count them. Everything else (elementwise operations,
         normalizations, dropout, pooling, copies) is limited by the bytes that it reads and
-        writes, and costs `FLOPS_PER_BYTE` for each.
+        writes, and costs `FLOPS_PER_BYTE` for each. A device: times are estimated in seconds by
+        a roofline; see `with_estimates`.
     workspaces : bool, optional
         Whether to measure workspaces: the bytes that each distinct call, run alone, allocates
-        in addition to its outputs. By default True if times are measured.
+        in addition to its outputs. By default True if times are measured. For a device, those
+        that are known by a formula count.
     may_run : bool
-        Whether calls may be run on data of their own. If not, no workspaces are known.
+        Whether calls may be run on data of their own. If not, no workspaces are measured.
     like : Lowered, optional
         The same step at other sizes, with measured times: times that are not known are these,
         scaled to the work of the calls, instead of measured. No effect if other operators run.
@@ -70,8 +77,10 @@ def with_costs(
     InvalidOptionError
         If `costs` is none of these.
     """
-    if costs not in get_args(Costs):
-        raise InvalidOptionError(f'costs must be "measured", "measured-again" or "flops", got {costs!r}')
+    if isinstance(costs, Device):
+        return with_estimates(lowered, costs)
+    if costs not in get_args(CostName):
+        raise InvalidOptionError(f'costs must be "measured", "measured-again", "flops" or a Device, got {costs!r}')
     is_timed = costs != "flops"
     has_workspaces = may_run and (is_timed if workspaces is None else workspaces)
     signatures = [_signature(item) if isinstance(item, Call) else None for item in lowered.instructions]
@@ -102,14 +111,14 @@ def with_costs(
 
 def flop_cost(node: fx.Node) -> float:
     """Return the FLOPs of a call: 0 for a view; if there are none, `FLOPS_PER_BYTE` for each byte that it moves."""
-    if _is_view(node):
+    if is_view(node):
         return 0.0
-    return _flops(node) or FLOPS_PER_BYTE * max(1, _moved_bytes(node))
+    return flops_of(node) or FLOPS_PER_BYTE * max(1, moved_bytes(node))
 
 
 def _signature(call: Call) -> str:
     """Return the operator that is run, which may differ from the captured one, and the signature of the call."""
-    tensors = [argument.meta["val"] for argument in _tensor_inputs(call.node)]
+    tensors = [argument.meta["val"] for argument in tensor_inputs(call.node)]
     devices = sorted({str(tensor.device) for tensor in tensors})
     sizes = [tensor.untyped_storage().nbytes() for tensor in tensors] if call.target in CLONES_STORAGE else ""
     return f"{call.target} {describe_call(call.node)} {','.join(devices)} {sizes}"
@@ -124,7 +133,7 @@ def _measured(
     again: bool,
 ) -> dict[str, Cost]:
     """Return what is measured or known of each call; `wanted` says whether its time and its workspace are."""
-    devices = {argument.meta["val"].device for call in calls.values() for argument in _tensor_inputs(call.node)}
+    devices = {argument.meta["val"].device for call in calls.values() for argument in tensor_inputs(call.node)}
     conditions = measuring_conditions(devices)
     known = {} if again else read_costs(calls, conditions)
     missing = [signature for signature in calls if not _has(known.get(signature), wanted)]
@@ -202,29 +211,7 @@ def _times(calls: Mapping[str, Call], found: Mapping[str, Cost], scaled: Mapping
 
 def _estimate(node: fx.Node, rates: Rates) -> float:
     """Return the time of a call in seconds at these rates: the longer of the times for its FLOPs and its bytes."""
-    if _is_view(node):
+    if is_view(node):
         return rates.seconds_per_call
-    work = max(_flops(node) * rates.seconds_per_flop, _moved_bytes(node) * rates.seconds_per_byte)
+    work = max(flops_of(node) * rates.seconds_per_flop, moved_bytes(node) * rates.seconds_per_byte)
     return rates.seconds_per_call + work
-
-
-def _flops(node: fx.Node) -> float:
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
-    return float(count_flops(node.target, args, kwargs, node.meta.get("val")))
-
-
-def _is_view(node: fx.Node) -> bool:
-    inputs = {storage_key(a.meta["val"]) for a in _tensor_inputs(node)}
-    outputs = [value for value in output_values(node) if isinstance(value, Tensor)]
-    return bool(outputs) and all(storage_key(value) in inputs for value in outputs)
-
-
-def _moved_bytes(node: fx.Node) -> int:
-    tensors = [argument.meta["val"] for argument in _tensor_inputs(node)]
-    tensors += [value for value in output_values(node) if isinstance(value, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _tensor_inputs(node: fx.Node) -> list[fx.Node]:
-    arguments = nodes_in((node.args, node.kwargs))
-    return [argument for argument in arguments if isinstance(argument.meta["val"], Tensor)]

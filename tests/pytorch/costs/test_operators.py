@@ -103,5 +103,5 @@ def test_times_of_a_step_with_other_operators_are_measured() -> None:
 
 
 def test_unknown_costs_are_refused():
-    with pytest.raises(InvalidOptionError, match='"measured", "measured-again" or "flops"'):
+    with pytest.raises(InvalidOptionError, match='"measured", "measured-again", "flops" or a Device'):
         trace(nn.Linear(2, 2), (torch.ones(2, 2),), loss=torch.sum, costs="guessed")

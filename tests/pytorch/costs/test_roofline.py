@@ -1,0 +1,183 @@
+"""Steps traced for a device that is not there: its attention, estimated times and workspaces, stated assumptions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import scheduler as sc
+from scheduler.graph import Graph
+from scheduler.plan import plan_schema
+from scheduler.pytorch import trace
+
+BATCH, HEADS, LENGTH, SIZE = 2, 4, 64, 16
+OWN = sc.Device(
+    name="own",
+    memory_bytes=2**30,
+    flops_per_second={"float32": 1e9, "bfloat16": 4e9},
+    bytes_per_second=1e6,
+    compute_efficiency=0.5,
+    memory_efficiency=0.25,
+    launch_seconds=1.0,
+)
+
+
+class Attention(nn.Module):
+    def __init__(self, *, size: int = SIZE, shared: int = 1, p: float = 0.0, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.sizes = [HEADS * size, HEADS // shared * size, HEADS // shared * size]
+        self.project = nn.Linear(8, sum(self.sizes), bias=False)
+        self.options = {"is_causal": mask is None, "attn_mask": mask, "dropout_p": p, "enable_gqa": shared > 1}
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.project(x).split(self.sizes, -1)
+        query, key, value = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)
+        return F.scaled_dot_product_attention(query, key, value, **self.options).float().sum()
+
+
+def traced(device: str, dtype: torch.dtype = torch.bfloat16, **options: object) -> Graph:
+    args = (torch.ones(BATCH, LENGTH, 8, dtype=dtype),)
+    return trace(Attention(**options).to(dtype), args, costs=sc.device(device))  # type: ignore[arg-type]
+
+
+def attention_of(graph: Graph) -> str:
+    """Return which kernel runs attention."""
+    kernels = {"flash": "_flash_attention.", "efficient": "_efficient_attention.", "plain": "softmax."}
+    signatures = " ".join(operation.signature for operation in graph.operations if operation.phase == "forward")
+    (found,) = (kernel for kernel, text in kernels.items() if text in signatures)
+    return found
+
+
+MASK = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "options", "kernel"),
+    [
+        ("h100-80gb", torch.bfloat16, {}, "flash"),
+        ("h100-80gb", torch.bfloat16, {"p": 0.25}, "flash"),
+        ("h100-80gb", torch.bfloat16, {"shared": 2}, "flash"),
+        ("mi300x", torch.float16, {}, "flash"),
+        ("h100-80gb", torch.float32, {}, "efficient"),  # flash has half precision only
+        ("a100-80gb", torch.bfloat16, {"mask": MASK}, "efficient"),  # flash takes no mask
+        ("t4", torch.float16, {}, "efficient"),  # flash needs compute capability 8.0
+        ("rtx-4090", torch.bfloat16, {"size": 200}, "efficient"),  # flash cannot train such heads on 8.9
+        ("rtx-4090", torch.bfloat16, {"size": 256}, "flash"),
+        ("a100-80gb", torch.bfloat16, {"size": 200}, "flash"),
+        ("a100-80gb", torch.bfloat16, {"size": 264}, "efficient"),  # flash has heads of up to 256
+        ("v100-32gb", torch.bfloat16, {}, "plain"),  # which has no units for bfloat16
+        ("a100-80gb", torch.float32, {"shared": 2}, "plain"),  # only flash shares heads
+        ("a100-80gb", torch.float64, {}, "plain"),
+    ],
+)
+def test_attention_is_the_kernel_that_torch_chooses_on_the_device(
+    device: str, dtype: torch.dtype, options: dict[str, object], kernel: str
+) -> None:
+    assert attention_of(traced(device, dtype, **options)) == kernel
+
+
+def test_flash_attention_saves_one_number_per_row_of_scores_and_a_random_state() -> None:
+    graph = traced("h100-80gb")
+    (backward,) = (o for o in graph.operations if "flash_attention_backward" in o.signature)
+    read = {name: graph.tensor(name).size_bytes for name in backward.inputs}
+    saved = sorted(size for name, size in read.items() if "flash" in name)
+    # The output, log-sum-exp in float32, and two random numbers of which one is a seed and an offset.
+    assert saved == [8, 16, 4 * BATCH * HEADS * LENGTH, 2 * BATCH * HEADS * LENGTH * SIZE]
+
+
+def test_the_workspace_of_its_backward_is_that_of_its_source() -> None:
+    # mha_bwd: dq_accum and softmax_d in float32, for a length rounded to 128 and heads to 32 numbers.
+    rounded = BATCH * HEADS * 128 * (32 + 1) * 4
+    assert max(o.workspace_bytes for o in traced("h100-80gb").operations) == rounded
+    # With shared heads, dk_expanded and dv_expanded in the dtype of the keys as well.
+    expanded = 2 * BATCH * LENGTH * HEADS * SIZE * 2
+    assert max(o.workspace_bytes for o in traced("h100-80gb", shared=2).operations) == rounded + expanded
+
+
+def test_heads_are_padded_to_a_multiple_of_eight_numbers() -> None:
+    graph = traced("h100-80gb", size=12)
+    (forward,) = (o for o in graph.operations if o.phase == "forward" and "flash_attention." in o.signature)
+    assert graph.tensor(forward.outputs[0]).size_bytes == 2 * BATCH * HEADS * LENGTH * 16
+
+
+def test_a_cpu_keeps_the_operators_of_the_cpu() -> None:
+    device = sc.Device(
+        name="cpu", platform="cpu", memory_bytes=1, flops_per_second={"float32": 1.0}, bytes_per_second=1.0
+    )
+    args = (torch.ones(BATCH, LENGTH, 8),)
+    one, other = (trace(Attention(), args, costs=costs) for costs in (device, "flops"))
+    assert one.structure_digest == other.structure_digest
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1000, 32)
+        self.linear = nn.Linear(32, 64, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.linear(self.embedding(tokens)).relu().sum()
+
+
+def test_times_are_those_of_a_roofline_by_hand() -> None:
+    graph = trace(Parts(), (torch.zeros(100, dtype=torch.long),), costs=OWN)
+    times = {o.name.rpartition("/")[2]: o.time for o in graph.operations if o.phase == "forward"}
+    # 100 rows of 32 numbers are looked up and written, 100 indices read; at 0.25 x 1e6 bytes per second.
+    assert times["embedding"] == pytest.approx(1 + (2 * 100 * 32 * 4 + 100 * 8) / 0.25e6)
+    assert times["relu"] == pytest.approx(1 + 2 * 100 * 64 * 4 / 0.25e6)
+    # 2 x 100 x 32 x 64 FLOPs at 0.5 x 1e9 per second take less than moving the three matrices.
+    assert times["mm"] == pytest.approx(1 + 4 * (100 * 32 + 32 * 64 + 100 * 64) / 0.25e6)
+    assert times["t"] == 0.0
+    fast = sc.Device(name="fast", memory_bytes=1, flops_per_second={"float32": 1e3}, bytes_per_second=1e12)
+    graph = trace(Parts(), (torch.zeros(100, dtype=torch.long),), costs=fast)
+    (product,) = (o for o in graph.operations if o.name == "linear/mm")
+    assert product.time == pytest.approx(5e-6 + 2 * 100 * 32 * 64 / (0.7 * 1e3))
+
+
+def test_convolutions_in_float32_run_in_tf32_and_other_products_do_not_by_default() -> None:
+    device = sc.Device(
+        name="x",
+        memory_bytes=1,
+        flops_per_second={"float32": 1e3, "tf32": 1e4},
+        bytes_per_second=1e15,
+        launch_seconds=0,
+    )
+    model = nn.Sequential(nn.Conv1d(2, 4, 1, bias=False), nn.Linear(10, 3, bias=False))
+    graph = trace(model, (torch.ones(5, 2, 10),), loss=torch.sum, costs=device)
+    times = {o.name.rpartition("/")[2]: o.time for o in graph.operations if o.phase == "forward"}
+    assert times["convolution"] == pytest.approx(2 * 5 * 10 * 2 * 4 / 0.7e4)
+    assert times["mm"] == pytest.approx(2 * 5 * 4 * 10 * 3 / 0.7e3)
+
+
+def test_estimates_are_named_so_in_the_graph_and_its_plan(tmp_path: Path) -> None:
+    graph = traced("h100-80gb")
+    assert graph.time_unit == "s, estimated for H100 SXM 80 GB"
+    times, operators = graph.assumptions
+    assert times.startswith("times are estimated for H100 SXM 80 GB: 70% of its peak FLOP/s, 80% of its bandwidth")
+    assert operators.startswith("operators were traced on the CPU, and attention as on the device: flash attention")
+    plan = sc.make_plan(graph, "100%", time_limit=5.0)
+    assert "s, estimated for H100 SXM 80 GB" in plan.summary()
+    assert f"assumes       {operators}" in plan.summary()
+    plan.save(tmp_path / "plan.json")
+    jsonschema.validate(json.loads((tmp_path / "plan.json").read_text()), plan_schema())
+    assert sc.Plan.load(tmp_path / "plan.json").graph.assumptions == graph.assumptions
+
+
+def test_operators_that_differ_between_devices_are_named() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.Dropout(0.3), nn.LSTM(10, 8, batch_first=True))
+    graph = trace(model, (torch.ones(5, 2, 10),), loss=lambda y: y[0].sum(), costs=sc.device("h100-80gb"))
+    text = " ".join(graph.assumptions)
+    for part in ("convolutions need no workspace", "recurrent layers save what oneDNN saves"):
+        assert part in text
+
+
+def test_a_device_of_unknown_speed_is_refused() -> None:
+    with pytest.raises(sc.InvalidOptionError, match=r'speeds of device "this machine" are unknown.*costs="measured"'):
+        trace(nn.Linear(2, 2), (torch.ones(1, 2),), loss=torch.sum, costs=sc.device("this machine"))
