@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from unittest import mock
 
@@ -188,3 +191,31 @@ def test_times_by_events_are_seconds_of_one_run(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.cuda.Event", FakeEvent)
     functions: list[Callable[[], None]] = [run, lambda: (run(), run())]
     assert [timing.seconds for timing in interleaved_times(functions, 0.0)] == pytest.approx([0.01, 0.02])
+
+
+_ALLOCATIONS = """
+import random, torch
+from scheduler.caching_allocator import CachingAllocator
+torch.empty(0, device="cuda")
+generator, simulated, live = random.Random(0), CachingAllocator(expandable_segments={expandable}), []
+for _ in range(500):
+    if live and generator.random() < 0.5:
+        tensor, block = live.pop(generator.randrange(len(live)))
+        del tensor
+        simulated.free(block)
+    else:
+        size = int(2 ** generator.uniform(0, 27))
+        live.append((torch.empty(size, dtype=torch.uint8, device="cuda"), simulated.malloc(size)))
+    found = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    print(found[0] - simulated.allocated_bytes, found[1] - simulated.reserved_bytes)
+"""
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("expandable", [False, True])
+def test_the_simulated_allocator_is_that_of_the_device(expandable: bool) -> None:
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}"}
+    code = _ALLOCATIONS.format(expandable=expandable)
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert set(run.stdout.splitlines()) == {"0 0"}
