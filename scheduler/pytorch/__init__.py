@@ -1,6 +1,6 @@
 """Plan and train PyTorch models within a memory budget.
 
->>> from scheduler.pytorch import backend, checkpointed, max_batch, measure, plan_step, trace
+>>> from scheduler.pytorch import backend, checkpointed, explain_oom, max_batch, measure, plan_step, trace
 
 - `trace` captures a model's training step as a graph of operations; `profile_layers` measures a
   model layer by layer.
@@ -9,6 +9,7 @@
   that fits a budget; `plan_lengths` makes the plans of further lengths before training.
 - `measure` measures the memory, FLOPs and time of a step; `training_step` makes a step to
   measure, and `resident_tensors` lists the tensors that it holds throughout.
+- `explain_oom` says what filled the memory of a step that ran out of it, and what suffices.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from scheduler.pytorch.largest_batch import max_batch
     from scheduler.pytorch.layerwise.profiling import profile_layers
     from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
+    from scheduler.pytorch.out_of_memory import explain_oom
     from scheduler.pytorch.tracing import trace
 
 __all__ = [
     "backend",
     "checkpointed",
+    "explain_oom",
     "max_batch",
     "measure",
     "plan_lengths",
@@ -44,6 +47,7 @@ __all__ = [
 _MODULES = {
     "backend": "compile.backend",
     "checkpointed": "checkpointing",
+    "explain_oom": "out_of_memory",
     "max_batch": "largest_batch",
     "measure": "measurement.memory",
     "plan_lengths": "execute.lengths",
