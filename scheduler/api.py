@@ -62,7 +62,8 @@ class SmallestPeak(NamedTuple):
     floor_bytes : int
         Proven lower bound on the peak of every schedule.
     operation : str
-        The operation that needs most memory, which the floor is computed from.
+        The operation during whose first run the floor is needed: by the run alone, or together
+        with results and with what later operations need and nothing can compute again.
     """
 
     peak_bytes: int
@@ -159,7 +160,7 @@ def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -
     Returns
     -------
     SmallestPeak
-        The smallest peak found, the proven floor, and the operation that needs most.
+        The smallest peak found, the proven floor, and the operation that it is needed for.
 
     Raises
     ------
@@ -170,8 +171,8 @@ def minimum_budget(graph_or_chain: Graph | Chain, *, time_limit: float = 60.0) -
     graph, chain = lower(graph_or_chain)
     problem, deadline = Problem(graph, 0, chain=chain), Deadline(time_limit)
     with stopped_by_interrupt(deadline):
-        peak, _ = squeeze(problem, deadline)
-    return SmallestPeak(peak, problem.floor.bytes, problem.floor.operation)
+        found = squeeze(problem, deadline)
+    return SmallestPeak(found.peak_bytes, found.floor.bytes, found.floor.operation)
 
 
 class _Reporter:
@@ -302,6 +303,8 @@ def _with_smallest_peak(problem: Problem, proposal: Proposal, solution: Solution
         return replace(solution, smallest_peak_bytes=peak_bytes)
     deadline = Deadline(max(MIN_EXPLANATION_SECONDS, deadline.remaining))
     with stopped_by_interrupt(deadline):
-        peak_bytes, _ = squeeze(problem, deadline.within(MAX_EXPLANATION_SECONDS))
-    messages = (explain(problem, solution, peak_bytes), *solution.messages)
-    return replace(solution, messages=messages, smallest_peak_bytes=peak_bytes)
+        found = squeeze(problem, deadline.within(MAX_EXPLANATION_SECONDS))
+    if found.floor.bytes > problem.budget_bytes:
+        solution = replace(solution, status=Status.INFEASIBLE)
+    messages = (explain(problem, solution, found.peak_bytes, floor=found.floor), *solution.messages)
+    return replace(solution, messages=messages, smallest_peak_bytes=found.peak_bytes)

@@ -117,11 +117,21 @@ class Floor:
     bytes : int
         No schedule has a smaller peak, resident tensors included.
     operation : str
-        The operation that needs most: its run alone needs this much memory.
+        The operation during whose first run this much memory is needed.
+    alone : bool
+        Whether the run by itself needs that much. Otherwise it does together with what must be
+        in memory at that moment because later operations need it, or because it is a result.
     """
 
     bytes: int
     operation: str
+    alone: bool = True
+
+    def explained(self, size: str) -> str:
+        """Return what needs the memory, in words, given its size as text."""
+        if self.alone:
+            return f'"{self.operation}" alone needs {size}'
+        return f'"{self.operation}" and what must stay in memory while it runs need {size}'
 
 
 @dataclass(frozen=True)
@@ -279,12 +289,12 @@ def necessary_tasks(graph: Graph) -> tuple[int, ...]:
 def least_time(graph: Graph) -> float:
     """Return the total time of the necessary tasks, each run once by its fastest alternative."""
     return math.fsum(
-        min(graph.operations[i].time for i in _possible_first_runs(graph, task)) for task in necessary_tasks(graph)
+        min(graph.operations[i].time for i in possible_first_runs(graph, task)) for task in necessary_tasks(graph)
     )
 
 
-def _possible_first_runs(graph: Graph, task: int) -> list[int]:
-    """Return the operations of a task that read nothing that only the task itself produces."""
+def possible_first_runs(graph: Graph, task: int) -> list[int]:
+    """Return the operations of a task that read nothing that only the task itself produces: any first run is one."""
     index = graph.index
     return [
         i
@@ -314,12 +324,12 @@ def floor(graph: Graph) -> Floor:
     index = graph.index
     best = Floor(index.resident_bytes, graph.operations[0].name)
     for task in necessary_tasks(graph):
-        need, i = min((working_set_bytes(graph, i), i) for i in _possible_first_runs(graph, task))
+        need, i = min((working_set_bytes(graph, i), i) for i in possible_first_runs(graph, task))
         if need > best.bytes:
             best = Floor(need, graph.operations[i].name)
     results = {index.storage_of[t] for t, result in enumerate(index.is_result) if result}
     together = index.resident_bytes + sum(index.storage_bytes[s] for s in results)
     if together > best.bytes:
         last = max(index.producers[t][0] for t, result in enumerate(index.is_result) if result and index.producers[t])
-        best = Floor(together, graph.operations[last].name)
+        best = Floor(together, graph.operations[last].name, alone=False)
     return best

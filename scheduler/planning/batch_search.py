@@ -152,7 +152,7 @@ class _Search:
         """Search for a schedule with a small peak at a batch size, keep it, and return whether it fits."""
         problem = self._problem(size)
         started = clock.now()
-        schedule = squeeze(problem, self._search_deadline())[1]
+        schedule = squeeze(problem, self._search_deadline()).schedule
         self.seconds = max(0.0, self.seconds - (clock.now() - started))
         self._runs.setdefault(structure(problem.graph), []).append(runs_of(problem.graph, schedule))
         return self._newest_fits(size)

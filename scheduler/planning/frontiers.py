@@ -161,9 +161,9 @@ class _Sweep:
     def smallest_peak(self) -> int:
         """The smallest known peak; searches start from its schedule."""
         deadline = self.deadline.within(SHARE_OF_TIME * self.deadline.remaining)
-        peak, schedule = squeeze(self.problem, deadline)
-        self.starts.append(schedule)
-        return peak
+        found = squeeze(self.problem, deadline)
+        self.starts.append(found.schedule)
+        return found.peak_bytes
 
     def run(self, budgets: Sequence[int]) -> None:
         """Solve all budgets in this order, as many at once as there are cores."""

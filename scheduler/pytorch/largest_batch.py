@@ -289,7 +289,7 @@ def _nothing_fits(graph: Graph, budget_bytes: int, found: LargestBatch) -> str:
     known = simulate(graph, found.next_schedule).peak_bytes
     proof = "proven: not even a batch of 1 fits" if found.bound == 0 else "no schedule is known for a batch of 1 in"
     return (
-        f'{proof} {format_bytes(budget_bytes)}: "{floor.operation}" alone needs {format_bytes(floor.bytes)},'
+        f"{proof} {format_bytes(budget_bytes)}: {floor.explained(format_bytes(floor.bytes))},"
         f" of which {format_bytes(graph.resident_bytes)} are resident. The smallest known schedule needs"
         f" {format_bytes(known)} ({known} bytes). Raise the budget to {known} bytes, or use a smaller model."
     )

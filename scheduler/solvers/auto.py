@@ -307,7 +307,7 @@ class _Policy:
     def squeeze_peak(self) -> None:
         """Look harder for the smallest peak if no schedule fits so far."""
         if self.best.schedule is None and not self.best.is_final:
-            self.best.offer(squeeze(self.problem, self.deadline)[1], "any order")
+            self.best.offer(squeeze(self.problem, self.deadline).schedule, "any order")
 
     def _for_other_orders(self, deadline: Deadline) -> Deadline:
         """Return the time for schedules outside the answer's search space: short once it is optimal there."""

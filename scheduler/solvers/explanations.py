@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from scheduler.graph import Graph
-from scheduler.problem import Problem
+from scheduler.problem import Floor, Problem
 from scheduler.solution import Solution, Status
 from scheduler.units import format_bytes, format_peak
 
@@ -33,7 +33,15 @@ _LEAST_SHARE = 0.05
 """Roles with a smaller share of the memory that is fixed are not named."""
 
 
-def explain(problem: Problem, solution: Solution, known_bytes: int, *, least_bytes: int = 0, scope: str = "") -> str:
+def explain(
+    problem: Problem,
+    solution: Solution,
+    known_bytes: int,
+    *,
+    floor: Floor | None = None,
+    least_bytes: int = 0,
+    scope: str = "",
+) -> str:
     """Return why there is no schedule, and what to do, given the smallest known peak.
 
     Parameters
@@ -43,6 +51,8 @@ def explain(problem: Problem, solution: Solution, known_bytes: int, *, least_byt
         Has no schedule.
     known_bytes : int
         The smallest known peak.
+    floor : Floor, optional
+        A proven lower bound on every peak; by default that of the problem.
     least_bytes : int
         A proven lower bound on the peak in the search space, if it is known.
     scope : str, optional
@@ -52,17 +62,18 @@ def explain(problem: Problem, solution: Solution, known_bytes: int, *, least_byt
     def peak(count: int) -> str:
         return format_peak(count, solution.resident_bytes, solution.baseline_peak_bytes)
 
-    budget, known, floor = peak(problem.budget_bytes), peak(known_bytes), problem.floor
+    floor = floor or problem.floor
+    budget, known = peak(problem.budget_bytes), peak(known_bytes)
     fixed = fixed_bytes(problem.graph)
     is_fixed = 2 * fixed.total() > known_bytes
     if floor.bytes > problem.budget_bytes:
-        why = f'no schedule fits {budget}: "{floor.operation}" alone needs {peak(floor.bytes)}.'
+        why = f"no schedule fits {budget}: {floor.explained(peak(floor.bytes))}."
     elif fixed.total() > problem.budget_bytes:
         why = f"no schedule fits {budget}: what a step begins and ends with needs {peak(fixed.total())}."
     elif solution.status is Status.INFEASIBLE:
         why = (
-            f"no schedule fits {budget}: this is proven{scope and f' {scope}'}, although no operation alone needs that"
-            f' much ("{floor.operation}" needs most: {peak(floor.bytes)}).'
+            f"no schedule fits {budget}: this is proven{scope and f' {scope}'}, although no moment by itself needs that"
+            f" much ({floor.explained(peak(floor.bytes))})."
         )
     elif known_bytes <= problem.budget_bytes:
         return (
@@ -70,10 +81,7 @@ def explain(problem: Problem, solution: Solution, known_bytes: int, *, least_byt
             ' use solver="auto", or allow more time.'
         )
     else:
-        why = (
-            f"{solution.solver} found no schedule that fits {budget}"
-            f' ("{floor.operation}" needs most: {peak(floor.bytes)} alone).'
-        )
+        why = f"{solution.solver} found no schedule that fits {budget} ({floor.explained(peak(floor.bytes))})."
     if known_bytes > max(floor.bytes, least_bytes):
         why += f" The smallest known schedule needs {known}; whether a smaller one exists is open."
     else:

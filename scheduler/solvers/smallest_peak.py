@@ -1,15 +1,17 @@
-"""Find the smallest peak for which a schedule is known, and turn budgets such as "min+10%" into bytes."""
+"""Find the smallest peak from above and from below, and turn budgets such as "min+10%" into bytes."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from scheduler.errors import UnsuitableProblemError
 from scheduler.graph.chain import Chain
-from scheduler.problem import Problem, parse_budget
+from scheduler.problem import Floor, Problem, parse_budget
 from scheduler.schedule import Schedule, follows_input_order
 from scheduler.simulator import simulate
+from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.registry import load_solver, missing_package_explained
 
@@ -21,6 +23,26 @@ _MOST_EXACT_LAYERS = 100
 """The smallest persistent peak of a chain of at most so many layers is computed exactly."""
 _SQUEEZE_STEPS = 500
 """`squeeze` ends when the gap is one step: the distance from the floor to the save-everything peak over this."""
+_FLOOR_SHARE = 0.3
+"""Share of the time of `squeeze` for the floor, which usually takes much less."""
+
+
+class Squeezed(NamedTuple):
+    """What `squeeze` found; sizes include the resident tensors.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        Smallest known peak.
+    schedule : Schedule
+        A schedule with that peak.
+    floor : Floor
+        A proven lower bound on the peak of every schedule.
+    """
+
+    peak_bytes: int
+    schedule: Schedule
+    floor: Floor
 
 
 def with_budget(problem: Problem, budget: int | str, deadline: Deadline) -> Problem:
@@ -38,11 +60,9 @@ def with_budget(problem: Problem, budget: int | str, deadline: Deadline) -> Prob
 
     def smallest() -> int:
         nonlocal starts
-        peak_bytes, schedule = squeeze(
-            replace(problem, budget_bytes=0), deadline.within(SHARE_OF_TIME * deadline.remaining)
-        )
-        starts = (schedule, *starts)
-        return peak_bytes
+        found = squeeze(replace(problem, budget_bytes=0), deadline.within(SHARE_OF_TIME * deadline.remaining))
+        starts = (found.schedule, *starts)
+        return found.peak_bytes
 
     budget_bytes = parse_budget(budget, problem.graph, baseline=problem.baseline, smallest_peak=smallest)
     return replace(problem, budget_bytes=budget_bytes, starts=starts)
@@ -83,46 +103,56 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     return search.peak_bytes, search.schedule
 
 
-def squeeze(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
-    """Return the smallest peak found by bisection, starting from that of `smallest_peak`.
+def squeeze(problem: Problem, deadline: Deadline) -> Squeezed:
+    """Return the smallest peak found by bisection between a proven floor and that of `smallest_peak`.
 
     Each budget is half way between the largest one that failed, at first the floor, and the
     best peak, but never below the problem's own budget. `anneal` tries it and then `ilp`, or `dp`
     for a chain of many layers; for a short chain, `smallest_peak` is final. The search ends as
     soon as a peak fits the problem's budget, or when failure and success are close.
     """
-    if _short_chain(problem) is not None:
-        return smallest_peak(problem, deadline)
-    best = smallest_peak(problem, deadline.within(deadline.remaining / 2))
-    failed = problem.floor.bytes - 1
-    step = max(1, (problem.baseline.peak_bytes - failed) // _SQUEEZE_STEPS)
+    peak_bytes, schedule = smallest_peak(problem, deadline.within(deadline.remaining / 2))
+    best = Squeezed(peak_bytes, schedule, problem.floor)
     wanted = problem.budget_bytes
-    while best[0] - failed > step and best[0] > max(wanted, problem.floor.bytes) and not deadline.passed:
-        half_way = (best[0] + failed) // 2
+    if peak_bytes <= max(wanted, problem.floor.bytes):
+        return best
+    with missing_package_explained("ilp"):
+        # Imported on first use: `import scheduler` must not need pulp.
+        from scheduler.solvers.moments import proven_floor
+    floor_deadline = deadline.within(_FLOOR_SHARE * deadline.remaining)
+    best = best._replace(floor=proven_floor(problem, floor_deadline, enough_bytes=peak_bytes))
+    if _short_chain(problem) is not None:
+        return best
+    failed = best.floor.bytes - 1
+    step = max(1, (problem.baseline.peak_bytes - failed) // _SQUEEZE_STEPS)
+    while best.peak_bytes - failed > step and best.peak_bytes > max(wanted, failed + 1) and not deadline.passed:
+        half_way = (best.peak_bytes + failed) // 2
         budget, share = (wanted, 1 / 2) if wanted > max(failed, half_way) else (half_way, 1 / 4)
-        attempt = replace(problem, budget_bytes=budget, starts=(best[1],))
+        attempt = replace(problem, budget_bytes=budget, starts=(best.schedule,))
         found = _fitting(attempt, deadline.within(share * deadline.remaining))
-        if found is None:
+        if found.infeasible:
+            best = best._replace(floor=replace(best.floor, bytes=budget + 1, alone=False))
+        if found.schedule is None:
             failed = budget
         else:
-            best = (simulate(problem.graph, found).peak_bytes, found)
+            best = best._replace(peak_bytes=simulate(problem.graph, found.schedule).peak_bytes, schedule=found.schedule)
     return best
 
 
-def _fitting(problem: Problem, deadline: Deadline) -> Schedule | None:
-    """Return a schedule that fits a problem's budget, the first one that is found."""
+def _fitting(problem: Problem, deadline: Deadline) -> Proposal:
+    """Return a proposal with a schedule that fits a problem's budget, the first one that is found."""
     if problem.chain is not None:
-        return load_solver("dp")(problem, deadline=deadline, seed=0).schedule
+        return load_solver("dp")(problem, deadline=deadline, seed=0)
     with missing_package_explained("anneal"):
         # Imported on first use: `import scheduler` must not need numba.
         from scheduler.solvers.anneal import solver as anneal
     half = deadline.within(deadline.remaining / 2, lambda _: half.stop())
-    found = anneal.search(problem, deadline=half, seed=0).schedule
-    if found is not None or deadline.passed:
+    found = anneal.search(problem, deadline=half, seed=0)
+    if found.schedule is not None or deadline.passed:
         return found
     with suppress(UnsuitableProblemError):  # the graph is too large for `ilp`
-        return load_solver("ilp")(problem, deadline=deadline, seed=0).schedule
-    return None
+        return load_solver("ilp")(problem, deadline=deadline, seed=0)
+    return found
 
 
 class _PeakSearch:
