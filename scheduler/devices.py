@@ -46,7 +46,8 @@ class Device:
     memory_bytes : int
         What a process can see of the device's memory (`total_memory` in torch), in bytes.
     context_bytes : int
-        What the driver and the libraries take of it before the first tensor, in bytes.
+        What the driver and the libraries take of it, in bytes: an assumption. For listed devices
+        512 MiB for the context of a process, and the workspaces of cuBLAS for two threads.
     flops_per_second : mapping of str to float
         Peak rate of matrix products by dtype: "float64", "float32", "tf32", "float16",
         "bfloat16". A dtype that is missing runs at the rate of "float32". Empty if unknown.
@@ -303,7 +304,18 @@ def _listed(
         source=source,
         platform=platform,
         memory_source=memory_source,
+        context_bytes=_CONTEXT_BYTES + 2 * _product_workspace(capability, platform),
     )
+
+
+def _product_workspace(capability: tuple[int, int], platform: Platform) -> int:
+    """Return the bytes that PyTorch keeps for cuBLAS in each thread, that of the forward and that of the backward.
+
+    They are those of `parseChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp.
+    """
+    if platform == "rocm":
+        return 128 * _MIB
+    return 32 * _MIB if capability == (9, 0) else 2 * 4 * _MIB + 8 * 2**14
 
 
 _DEVICES: dict[str, Device] = {

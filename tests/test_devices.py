@@ -51,6 +51,9 @@ def test_an_h100_has_the_figures_of_its_datasheet() -> None:
     assert h100.flops_per_second_of("bfloat16") == pytest.approx(1979e12 / 2, rel=1e-3)
     assert h100.bytes_per_second == 3.35e12
     assert h100.memory_bytes == 81082 * 2**20
+    # A context of 512 MiB, and two workspaces of cuBLAS of 32 MiB each on Hopper, 8 MiB and 128 KiB elsewhere.
+    assert h100.context_bytes == 576 * 2**20
+    assert sc.device("a100-80gb").context_bytes == 528 * 2**20 + 2**18
     assert h100.time_unit == "s, estimated for H100 SXM 80 GB"
 
 

@@ -17,6 +17,7 @@ from scheduler.pytorch.capture.instructions import Call, Lowered
 from scheduler.pytorch.capture.kernels import DROPOUT, LSTM_LAYER
 from scheduler.pytorch.capture.operators import aten
 from scheduler.pytorch.costs.work import flops_of, is_view, memory_traffic, tensor_inputs
+from scheduler.pytorch.torch_private.operators import schema_of
 from scheduler.units import format_percent
 
 _FLASH = (aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_cudnn_attention.default)
@@ -56,7 +57,9 @@ def with_estimates(lowered: Lowered, device: Device) -> Lowered:
 
 
 def estimated_seconds(node: fx.Node, device: Device) -> float:
-    """Return the time of a call in seconds, estimated for a device; a view takes none.
+    """Return the time of a call in seconds, estimated for a device.
+
+    A view takes none, and causal attention half of the time of full attention.
 
     Parameters
     ----------
@@ -65,7 +68,8 @@ def estimated_seconds(node: fx.Node, device: Device) -> float:
     """
     if is_view(node) or node.target is aten._unsafe_view.default:
         return 0.0
-    return device.seconds(flops_of(node), memory_traffic(node), _dtype_of_products(node))
+    flops = flops_of(node) / 2 if _is_causal(node) else flops_of(node)
+    return device.seconds(flops, memory_traffic(node), _dtype_of_products(node))
 
 
 def estimated_workspace(node: fx.Node, device: Device) -> int:
@@ -94,6 +98,16 @@ _ROUNDED = {
     aten._scaled_dot_product_efficient_attention_backward.default: (64, 64),
 }
 """The multiples to which attention's backward rounds the length and the size of a head."""
+
+_ATTENTION = (*_FLASH, *_EFFICIENT, *_ROUNDED)
+
+
+def _is_causal(node: fx.Node) -> bool:
+    """Return whether a call is attention that skips what lies above the diagonal."""
+    if node.target not in _ATTENTION:
+        return False
+    names = [argument.name for argument in schema_of(node.target).arguments]
+    return dict(zip(names, node.args, strict=False), **node.kwargs).get("is_causal") is True
 
 
 def _dtype_of_products(node: fx.Node) -> str:

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scheduler as sc
 from scheduler.graph import Graph
 from scheduler.plan import plan_schema
 from scheduler.pytorch import trace
+from scheduler.pytorch.capture.exporting.device_kernels import attention_of
 
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 64, 16
 OWN = sc.Device(
@@ -47,12 +49,16 @@ def traced(device: str, dtype: torch.dtype = torch.bfloat16, **options: object) 
     return trace(Attention(**options).to(dtype), args, costs=sc.device(device))  # type: ignore[arg-type]
 
 
-def attention_of(graph: Graph) -> str:
-    """Return which kernel runs attention."""
-    kernels = {"flash": "_flash_attention.", "efficient": "_efficient_attention.", "plain": "softmax."}
-    signatures = " ".join(operation.signature for operation in graph.operations if operation.phase == "forward")
-    (found,) = (kernel for kernel, text in kernels.items() if text in signatures)
-    return found
+class Called(TorchDispatchMode):
+    """Names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 MASK = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
@@ -80,7 +86,27 @@ MASK = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
 def test_attention_is_the_kernel_that_torch_chooses_on_the_device(
     device: str, dtype: torch.dtype, options: dict[str, object], kernel: str
 ) -> None:
-    assert attention_of(traced(device, dtype, **options)) == kernel
+    size, shared, mask = options.get("size", SIZE), options.get("shared", 1), options.get("mask")
+    query = torch.empty(BATCH, HEADS, LENGTH, size, dtype=dtype, device="meta", requires_grad=True)
+    key = torch.empty(BATCH, HEADS // shared, LENGTH, size, dtype=dtype, device="meta")
+    given = None if mask is None else mask.to("meta")
+    with Called() as called:
+        attention_of(
+            sc.device(device), query, key, key, given, options.get("p", 0.0), mask is None, enable_gqa=shared > 1
+        )
+    kernels = {"flash": "flash_attention.default", "efficient": "efficient_attention.default", "plain": "softmax"}
+    names = " ".join(called.names)
+    assert [name for name, text in kernels.items() if text in names] == [kernel]
+
+
+def test_the_kernel_of_the_device_is_traced_and_that_of_the_cpu_afterwards() -> None:
+    def signatures(graph: Graph) -> str:
+        return " ".join(operation.signature for operation in graph.operations)
+
+    assert "_scaled_dot_product_flash_attention." in signatures(traced("h100-80gb"))
+    assert "_scaled_dot_product_efficient_attention." in signatures(traced("h100-80gb", torch.float32))
+    own = trace(Attention(), (torch.ones(BATCH, LENGTH, 8),), costs="flops")
+    assert "_scaled_dot_product_flash_attention_for_cpu." in signatures(own)
 
 
 def test_flash_attention_saves_one_number_per_row_of_scores_and_a_random_state() -> None:
@@ -139,6 +165,18 @@ def test_times_are_those_of_a_roofline_by_hand() -> None:
     graph = trace(Parts(), (torch.zeros(100, dtype=torch.long),), costs=fast)
     (product,) = (o for o in graph.operations if o.name == "linear/mm")
     assert product.time == pytest.approx(5e-6 + 2 * 100 * 32 * 64 / (0.7 * 1e3))
+
+
+def test_causal_attention_takes_half_of_the_time_of_full_attention() -> None:
+    device = sc.Device(
+        name="x", memory_bytes=1, flops_per_second={"float32": 1.0}, bytes_per_second=1e15, launch_seconds=0
+    )
+    args = (torch.ones(BATCH, LENGTH, 8, dtype=torch.bfloat16),)
+    graph = trace(Attention().to(torch.bfloat16), args, costs=device)
+    forward, backward = (o.time * 0.7 for o in graph.operations if "flash_attention" in o.signature)
+    # Two products of LENGTH x LENGTH x SIZE for each head in the forward, and five in the backward.
+    product = 2 * BATCH * HEADS * LENGTH * LENGTH * SIZE
+    assert (forward, backward) == (pytest.approx(2 * product / 2), pytest.approx(5 * product / 2))
 
 
 def test_convolutions_in_float32_run_in_tf32_and_other_products_do_not_by_default() -> None:

@@ -31,12 +31,12 @@ def kernels_of(device: Device | None) -> Iterator[None]:
         yield
         return
     keys = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
-    kernel = functools.partial(_attention, device)
+    kernel = functools.partial(attention_of, device)
     with replaced_kernels({aten.scaled_dot_product_attention.default: dict.fromkeys(keys, kernel)}):
         yield
 
 
-def _attention(
+def attention_of(
     device: Device,
     query: Tensor,
     key: Tensor,
@@ -48,7 +48,14 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Run `scaled_dot_product_attention` by the kernel of a device."""
+    """Run `scaled_dot_product_attention` by the kernel of a device.
+
+    Parameters
+    ----------
+    device : Device
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        As for `scaled_dot_product_attention`.
+    """
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         additive = torch.zeros_like(attn_mask, dtype=query.dtype)
         attn_mask = additive.masked_fill_(attn_mask.logical_not(), -math.inf)
