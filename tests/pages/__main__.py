@@ -1,7 +1,8 @@
-"""Make the tables and figures of the pages, or record the measurements that they show.
+"""Make what the pages contain that no one writes by hand, or record the measurements that they show.
 
     python -m tests.pages                    make all tables, facts and figures of README and the guide
-    python -m tests.pages record TABLE ...   measure these tables anew, then do the same
+    python -m tests.pages outputs            run the examples of the guide, and write what they print
+    python -m tests.pages record TABLE ...   measure these tables anew, then make all tables and figures
     python -m tests.pages record all         measure all tables, one after the other
 
 Measure on a machine with nothing else running. GRAPHS names the folder of the published graphs.
@@ -9,11 +10,16 @@ Measure on a machine with nothing else running. GRAPHS names the folder of the p
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import tempfile
 
+from tests.pages.examples import run_page
 from tests.pages.figures import figure_names, svg_of
-from tests.pages.generate import FIGURES, generated, page_paths
+from tests.pages.generate import FIGURES, GUIDE, generated, page_paths
 from tests.pages.recordings import read_manifest, record, write_manifest
+from tests.support.fake_clock import SECONDS_PER_LOOK, FakeClock
 
 
 def write() -> None:
@@ -25,19 +31,47 @@ def write() -> None:
         (FIGURES / f"{name}.svg").write_text(svg_of(name))
 
 
-def main(arguments: list[str]) -> None:
-    """Run the command."""
-    if arguments and (arguments[0] != "record" or len(arguments) == 1):
-        sys.exit(__doc__)
+def write_outputs() -> None:
+    """Run the examples of all pages of the guide, and write what they print below them."""
+    os.environ["SCHEDULER_COSTS_FILE"] = "off"
+    for path in sorted(GUIDE.glob("*.md")):
+        page = path.read_text()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.chdir(folder),
+            FakeClock(seconds_per_look=SECONDS_PER_LOOK),
+        ):
+            for block, printed in run_page(page, path.stem):
+                if block.output is not None and block.language == "python":
+                    below = f"{block.code}```\n\n```text\n"
+                    page = page.replace(below + block.output, below + printed)
+        path.write_text(page)
+
+
+def write_recordings(wanted: list[str]) -> None:
+    """Measure tables anew, and write how."""
     manifest = read_manifest()
-    wanted = list(manifest) if arguments[1:] == ["all"] else arguments[1:]
-    if unknown := [name for name in wanted if name not in manifest]:
+    names = list(manifest) if wanted == ["all"] else wanted
+    if unknown := [name for name in names if name not in manifest]:
         sys.exit(f"tests/benchmarks/recorded.csv has no {unknown[0]}: add a line with its name and command")
-    for name in wanted:
+    for name in names:
         print(f"recording {name}", file=sys.stderr)
         manifest[name] = record(manifest[name])
         write_manifest(manifest)
-    write()
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    match arguments:
+        case []:
+            write()
+        case ["outputs"]:
+            write_outputs()
+        case ["record", _, *_]:
+            write_recordings(arguments[1:])
+            write()
+        case _:
+            sys.exit(__doc__)
 
 
 if __name__ == "__main__":

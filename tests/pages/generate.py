@@ -15,8 +15,8 @@ from tests.support.paths import README, ROOT
 
 GUIDE = ROOT / "notebooks" / "guide"
 FIGURES = GUIDE / "figures"
-_PLACE = re.compile(r"<!-- (table|fact): ([^>]+?) -->.*?<!-- end -->", re.DOTALL)
-_AGE = re.compile(r" Since then, [0-9,]+ commits? (has|have) changed the package\.")
+_PLACE = re.compile(r"<!-- (table|fact): ([a-z][^>]*?) -->.*?<!-- end -->", re.DOTALL)
+_AGE = " The package has changed since."
 
 
 def page_paths() -> list[Path]:
@@ -39,7 +39,7 @@ def generated(page: str) -> str:
 
 def without_ages(page: str) -> str:
     """Return a page without what depends on later commits."""
-    return _AGE.sub("", page)
+    return page.replace(_AGE, "")
 
 
 def tables_shown(page: str) -> list[str]:
@@ -51,6 +51,5 @@ def _origin(recording: Recording) -> str:
     """Say how a table was recorded, and whether the package has changed since."""
     if not recording.commit:
         return f"`{recording.command}`"
-    later = recording.later_commits()
-    age = f" Since then, {later:,} commit{'s have' if later > 1 else ' has'} changed the package." if later else ""
+    age = _AGE if recording.is_older_than_the_code() else ""
     return f"`{recording.command}`\n(commit {recording.commit}, {recording.date}, {recording.machine}).{age}"

@@ -44,11 +44,10 @@ class Recording:
         """The CSV file."""
         return BENCHMARKS / f"{self.table}.csv"
 
-    def later_commits(self) -> int:
-        """Return how many commits have changed the package since; 0 if git cannot tell."""
+    def is_older_than_the_code(self) -> bool:
+        """Return whether a later commit has changed the package; False if git cannot tell."""
         commit = self.commit.partition("+")[0]
-        counted = _git("rev-list", "--count", f"{commit}..HEAD", "--", "scheduler")
-        return int(counted) if counted.isdigit() else 0
+        return _git("rev-list", "--count", f"{commit}..HEAD", "--", "scheduler") not in ("", "0")
 
 
 def read_manifest() -> dict[str, Recording]:

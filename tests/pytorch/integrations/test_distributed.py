@@ -22,10 +22,10 @@ from scheduler.pytorch.integrations.distributed import share_plan
 from scheduler.pytorch.integrations.planned_forward import PlannedForward
 from scheduler.pytorch.measurement.allocator import allocator_peak
 from scheduler.pytorch.measurement.memory import storage_bytes
+from tests.support.pytorch.guide_examples import run_example
 from tests.support.pytorch.modules import Meets
 from tests.support.pytorch.planning import planned, recompute_most
 from tests.support.pytorch.processes import run_on_processes
-from tests.support.pytorch.readme_examples import run_example
 from tests.support.pytorch.watching import Count
 
 pytestmark = pytest.mark.long(30)
@@ -295,8 +295,8 @@ def sharded_by_modules(rank: int) -> dict[str, object]:
     return {**found, "digest": plan.digest, "recomputed": plan.overhead, "gathers": gathers}
 
 
-def as_in_readme(rank: int) -> dict[str, object]:
-    """Train a model with a tied weight as in the README."""
+def as_in_the_guide(rank: int) -> dict[str, object]:
+    """Train a model with a tied weight as in the guide."""
     names = run_example("share_plan", sc=sc, model=network(tied=True), args=(share(0, rank),), loss=mean_square)
     return {**train(rank, names["module"]), "digest": names["planned"].plan.digest}
 
@@ -371,7 +371,7 @@ def wrapped(rank: int) -> dict[str, dict[str, str]]:
 
 
 WORK = (
-    *(as_in_readme, replicated, sharded, sharded_and_frozen, reducing, sharing, in_place_of_forward),
+    *(as_in_the_guide, replicated, sharded, sharded_and_frozen, reducing, sharing, in_place_of_forward),
     *(compiled, split_at_buckets, wrapped, by_modules, sharded_by_modules),
 )
 
@@ -388,7 +388,7 @@ def outcome() -> Callable[[Callable[..., object]], list[dict[str, object]]]:
 
 
 FOLLOWING = (
-    *(as_in_readme, replicated, sharded, sharded_and_frozen, in_place_of_forward, compiled),
+    *(as_in_the_guide, replicated, sharded, sharded_and_frozen, in_place_of_forward, compiled),
     *(by_modules, sharded_by_modules),
 )
 
@@ -399,7 +399,7 @@ def test_processes_follow_one_plan_and_train_as_one_process_does(outcome, work):
     assert one["digest"] == other["digest"]
     means = [(a + b) / 2 for a, b in zip(one["losses"], other["losses"], strict=True)]
     assert len(means) == STEPS
-    expected = losses_of_one_process(frozen=work is sharded_and_frozen, tied=work is as_in_readme)
+    expected = losses_of_one_process(frozen=work is sharded_and_frozen, tied=work is as_in_the_guide)
     assert means == pytest.approx(expected, rel=1e-5)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scheduler.errors import InvalidOptionError
-from tests.support.pytorch.readme_examples import run_example
+from tests.support.pytorch.guide_examples import run_example
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -80,7 +80,7 @@ def test_a_loss_that_is_not_the_models_own_is_rejected(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
-def test_the_example_in_readme_trains(tmp_path, monkeypatch):
+def test_the_example_in_the_guide_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_example("TransformersCallback", model=tiny_gpt2(), data=[text(seed) for seed in range(16)])
     (callback,) = [c for c in names["trainer"].callback_handler.callbacks if isinstance(c, TransformersCallback)]

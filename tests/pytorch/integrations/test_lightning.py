@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scheduler.errors import ExecutionError
-from tests.support.pytorch.readme_examples import run_example
+from tests.support.pytorch.guide_examples import run_example
 
 pytest.importorskip("lightning.pytorch")
 
@@ -68,7 +68,7 @@ def test_a_forward_that_training_does_not_call_is_an_error(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:lightning")
-def test_the_example_in_readme_trains(tmp_path, monkeypatch):
+def test_the_example_in_the_guide_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_example("LightningCallback", model=Classifier(), batches=batches())
     (callback,) = [c for c in names["trainer"].callbacks if isinstance(c, LightningCallback)]
