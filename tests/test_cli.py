@@ -237,6 +237,23 @@ def test_a_model_that_is_not_a_sequence_has_no_layers_to_trace(capsys: pytest.Ca
     assert not Path("chain.json").exists()
 
 
+def test_a_step_is_traced_for_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = str(tmp_path / "graph.json")
+    assert main(["trace", "convnet", "--device", "h100-80gb", "-o", path]) == 0
+    printed = capsys.readouterr().out
+    assert "s, estimated for H100 SXM 80 GB" in printed
+    assert "times are estimated for H100 SXM 80 GB: 70% of its peak" in printed
+    assert sc.read_graph(path).time_unit == "s, estimated for H100 SXM 80 GB"
+    assert main(["trace", "convnet", "--device", "l40s", "--granularity", "layers", "-o", path]) == 2
+    assert "layers are measured on this machine" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["trace", "convnet", "--device", "h100", "-o", path])
+    assert 'unknown device "h100": did you mean h100-80gb or h100-pcie-80gb?' in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def test_a_graph_file_holds_no_step_by_modules(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     assert main(["trace", "unet", "--granularity", "modules", "-o", "graph.json"]) == 2

@@ -52,7 +52,7 @@ def _text(key: str, value: object, answer: dict[str, object]) -> str:
         if key == "resident_bytes" or not isinstance(resident, int) or not isinstance(everything, int):
             return f"{value} bytes, {format_bytes(value)}"
         return f"{value} bytes, {format_peak(value, resident, everything)}"
-    return str(value)
+    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def plan_facts(plan: Plan) -> dict[str, object]:

@@ -9,7 +9,8 @@ from tempfile import TemporaryFile
 from typing import TypeAlias
 
 from scheduler.api import SolveOptions
-from scheduler.errors import InvalidOptionError
+from scheduler.devices import Device, device
+from scheduler.errors import InvalidOptionError, UnknownDeviceError
 from scheduler.solvers.registry import solver_names
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -27,8 +28,8 @@ def add_command(
     return command
 
 
-def add_model(command: argparse.ArgumentParser) -> None:
-    """Add the model and its cost model."""
+def add_model(command: argparse.ArgumentParser, *, has_devices: bool = False) -> None:
+    """Add the model and its cost model, and devices to estimate for if the command only traces."""
     command.add_argument("model", metavar="MODEL", help='a name from "scheduler models", or package.module:factory')
     costs = command.add_mutually_exclusive_group()
     costs.add_argument(
@@ -44,6 +45,21 @@ def add_model(command: argparse.ArgumentParser) -> None:
         const="measured-again",
         help="measure also what is known from earlier runs on this machine",
     )
+    if has_devices:
+        costs.add_argument(
+            "--device",
+            dest="costs",
+            type=_device,
+            metavar="DEVICE",
+            help="estimate times, and trace the attention, of a device that need not be there, such as h100-80gb",
+        )
+
+
+def _device(name: str) -> Device:
+    try:
+        return device(name)
+    except UnknownDeviceError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_granularity(command: argparse.ArgumentParser, *choices: str) -> None:

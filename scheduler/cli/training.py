@@ -23,6 +23,7 @@ from scheduler.cli.arguments import (
     positive,
     solve_options,
 )
+from scheduler.devices import Device
 from scheduler.errors import InvalidOptionError, MissingExtraError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
@@ -53,7 +54,7 @@ def _models(options: argparse.Namespace) -> int:
 def add_trace(commands: Commands) -> None:
     """Add `scheduler trace`."""
     trace = add_command(commands, "trace", _trace, "trace a training step of a model into a graph file")
-    add_model(trace)
+    add_model(trace, has_devices=True)
     add_granularity(trace, "operations", "modules", "layers")
     trace.add_argument("-o", "--output", required=True, metavar="GRAPH", help="graph or chain file to write")
 
@@ -68,9 +69,11 @@ def _trace(options: argparse.Namespace) -> int:
             "a graph file cannot hold a step of granularity modules, because only the search for calls to recompute"
             f" can plan it: measure, plan and train it with scheduler train {options.model} --granularity modules"
         )
+    is_layered = options.granularity == "layers"
+    if is_layered and isinstance(options.costs, Device):
+        raise InvalidOptionError("layers are measured on this machine, and --device estimates: leave one of them out")
     case = make_model(options.model)
     written: Graph | Chain
-    is_layered = options.granularity == "layers"
     if is_layered:
         layered = case.layered()
         say(f"measuring the layers of {options.model}")
@@ -91,6 +94,7 @@ def _trace(options: argparse.Namespace) -> int:
         "time_unit": graph.time_unit,
         "digest": graph.digest,
         "structure_digest": graph.structure_digest,
+        **({"assumptions": list(graph.assumptions)} if graph.assumptions else {}),
     }
     print_answer(answer, options.json)
     return DONE
