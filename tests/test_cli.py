@@ -249,7 +249,7 @@ def test_a_step_is_traced_for_a_device_that_is_not_there(capsys: pytest.CaptureF
     assert "layers are measured on this machine" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["trace", "convnet", "--device", "h100", "-o", path])
-    assert 'unknown device "h100": did you mean h100-80gb or h100-pcie-80gb?' in " ".join(
+    assert 'unknown device "h100": did you mean h100-80gb or h100-pcie-80gb' in " ".join(
         capsys.readouterr().err.split()
     )
 
