@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler.graph import Graph
+from scheduler.solvers.anneal.retention_loop import RetentionModel
 from scheduler.solvers.anneal.state import Flags, Model
-from scheduler.solvers.graph_arrays import flat_rows
+from scheduler.solvers.graph_arrays import flat_rows, graph_arrays
 from scheduler.solvers.ilp.views import fold_views
 from scheduler.solvers.walk import cheapest_producers
 
@@ -125,6 +126,56 @@ class Contraction:
             workspace=np.array([_rounded_up(op.workspace_bytes, shift) for op in graph.operations], dtype=np.int64),
             budget=np.array([(budget_bytes - graph.resident_bytes) >> shift], dtype=np.int64),
         )
+
+    def retention_model(self, budget_bytes: int) -> RetentionModel:
+        """Return the contracted graph for the kernels that decide about tensors; its order is the input order."""
+        graph, index = self.graph, self.graph.index
+        inputs, outputs = self._inputs(), self._outputs()
+        arrays = graph_arrays(graph)
+        input_start, input_ids = flat_rows(inputs)
+        output_start, output_ids = flat_rows(outputs)
+        uses: list[list[tuple[int, int]]] = [[] for _ in graph.tensors]
+        edge = len(uses)
+        for i in range(len(graph.operations)):
+            for tensor in outputs[i]:
+                uses[tensor].append((i, tensor))
+            for tensor in inputs[i]:
+                uses[tensor].append((i, edge))
+                edge += 1
+        use_start, use_operation = flat_rows([[i for i, _ in row] for row in uses])
+        view_start, views = flat_rows(self._needed_views())
+        return RetentionModel(
+            graph=arrays._replace(
+                input_start=input_start,
+                inputs=input_ids,
+                output_start=output_start,
+                outputs=output_ids,
+                is_result=self._is_result(),
+            ),
+            folded=np.array(self.folded, dtype=np.bool_),
+            view_start=view_start,
+            views=views,
+            base=np.array(
+                [self.root[index.outputs[i][0]] if self.folded[i] else -1 for i in range(len(graph.operations))],
+                dtype=np.int64,
+            ),
+            use_start=use_start,
+            use_operation=use_operation,
+            use_gap=flat_rows([[gap for _, gap in row] for row in uses])[1],
+            tensor=np.concatenate([np.arange(len(uses), dtype=np.int64), input_ids]),
+            step_of=np.full(len(graph.operations), -1, dtype=np.int64),
+            budget=budget_bytes - graph.resident_bytes,
+        )
+
+    def _needed_views(self) -> list[list[int]]:
+        """Return, per operation, the views that its inputs are; for a view, all up to itself."""
+        index = self.graph.index
+        return [
+            list(self.views[index.outputs[i][0]])
+            if self.folded[i]
+            else list(dict.fromkeys(view for t in index.inputs[i] for view in self.views[t]))
+            for i in range(len(self.graph.operations))
+        ]
 
     def _inputs(self) -> list[list[int]]:
         return [sorted({self.root[t] for t in ids} - {-1}) for ids in self.graph.index.inputs]

@@ -118,7 +118,7 @@ def _drop(m, s):  # type: ignore[no-untyped-def]
     """Remove a recomputation, and the recomputed inputs that nothing else reads."""
     if s.counts[LOOSE] == 0:
         return False
-    slot = s.loose[_pick(s, s.counts[LOOSE])]
+    slot = s.loose[pick(s, s.counts[LOOSE])]
     if _is_needed(m, s, slot):
         return False
     s.links[0, 0] = slot
@@ -144,7 +144,7 @@ def _shift(m, s):  # type: ignore[no-untyped-def]
     """Move a recomputation to another slot between the previous production and its first reader."""
     if s.counts[LOOSE] == 0:
         return False
-    slot = s.loose[_pick(s, s.counts[LOOSE])]
+    slot = s.loose[pick(s, s.counts[LOOSE])]
     op = s.run[slot]
     if _is_needed(m, s, slot):
         return False
@@ -168,7 +168,7 @@ def _shift(m, s):  # type: ignore[no-untyped-def]
 @inner_kernel
 def shift_first(m, s):  # type: ignore[no-untyped-def]
     """Move a first run to another slot between the first productions of its inputs and its first reader."""
-    op = s.firsts[_pick(s, s.counts[FIRSTS])]
+    op = s.firsts[pick(s, s.counts[FIRSTS])]
     if s.lead[op] != op:
         return False
     slot, task = s.fixed_slot[op], m.task[op]
@@ -232,13 +232,13 @@ def update_phases(m, s):  # type: ignore[no-untyped-def]
 def _any_gap(m, s):  # type: ignore[no-untyped-def]
     """Return a random input of a random run, the slot of its previous use or production, and the run's slot."""
     firsts = s.counts[FIRSTS]
-    pick = _pick(s, firsts + s.counts[LOOSE])
-    reader = s.fixed_slot[s.firsts[pick]] if pick < firsts else s.loose[pick - firsts]
+    chosen = pick(s, firsts + s.counts[LOOSE])
+    reader = s.fixed_slot[s.firsts[chosen]] if chosen < firsts else s.loose[chosen - firsts]
     op = s.run[reader]
     count = m.input_start[op + 1] - m.input_start[op]
     if count == 0:
         return -1, 0, 0
-    tensor = m.inputs[m.input_start[op] + _pick(s, count)]
+    tensor = m.inputs[m.input_start[op] + pick(s, count)]
     source, _ = serving(m, s, tensor, reader)
     return tensor, last_read(m, s, tensor, source, reader), reader
 
@@ -248,14 +248,14 @@ def _gap_over(m, s):  # type: ignore[no-untyped-def]
     """Return a tensor that is live across a slot over budget, that slot, and the next slot that reads it."""
     over = _slot_over(s)
     for _ in range(DIRECTED_TRIES):
-        slot = _pick(s, over + 1)
+        slot = pick(s, over + 1)
         op = s.run[slot]
         if op < 0 or slot == over:
             continue
         count = m.output_start[op + 1] - m.output_start[op]
         if count == 0:
             continue
-        e = m.output_start[op] + _pick(s, count)
+        e = m.output_start[op] + pick(s, count)
         if s.end[slot, m.output_group[e]] > over:
             tensor = m.outputs[e]
             return tensor, over, next_read(m, s, tensor, over)
@@ -266,10 +266,10 @@ def _gap_over(m, s):  # type: ignore[no-untyped-def]
 def _slot_over(s):  # type: ignore[no-untyped-def]
     """Return a random slot over budget; there must be one."""
     blocks = s.area.shape[0]
-    block = _pick(s, blocks)
+    block = pick(s, blocks)
     while s.area[block] == 0:
         block = (block + 1) % blocks
-    place = _pick(s, BLOCK)
+    place = pick(s, BLOCK)
     while s.memory[block * BLOCK + place] + s.pending[block] <= 0:
         place = (place + 1) % BLOCK
     return block * BLOCK + place
@@ -302,7 +302,7 @@ def _empty_slot(s, low, high, near):  # type: ignore[no-untyped-def]
     """Return an empty slot strictly between two slots: the last one or a random one; -1 if none is found."""
     if high - low < 2:
         return -1
-    start = high - 1 if near else low + 1 + _pick(s, high - low - 1)
+    start = high - 1 if near else low + 1 + pick(s, high - low - 1)
     for slot in range(start, max(low, start - BLOCK), -1):
         if s.run[slot] == -1:
             return slot
@@ -313,7 +313,7 @@ def _empty_slot(s, low, high, near):  # type: ignore[no-untyped-def]
 def _near_or_far(s, slot, low, high):  # type: ignore[no-untyped-def]
     """Return an empty slot strictly between two slots, half of the time near a given slot; -1 if none is found."""
     if draw(s) < 0.5:
-        reach = 2 + _pick(s, 24)
+        reach = 2 + pick(s, 24)
         low, high = max(low, slot - reach), min(high, slot + reach)
     return _empty_slot(s, low, high, False)
 
@@ -350,6 +350,6 @@ def draw(s):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _pick(s, count):  # type: ignore[no-untyped-def]
+def pick(s, count):  # type: ignore[no-untyped-def]
     """Return a random integer in [0, count)."""
     return min(int(draw(s) * count), count - 1)

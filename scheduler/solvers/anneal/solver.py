@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -15,8 +16,10 @@ from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, is_close_enough
 from scheduler.solvers.anneal.contraction import Contraction
+from scheduler.solvers.anneal.cooling import temperatures
 from scheduler.solvers.anneal.loop import anneal
 from scheduler.solvers.anneal.memory import load
+from scheduler.solvers.anneal.retention import RetentionWalker
 from scheduler.solvers.anneal.state import (
     AREA,
     BEST,
@@ -53,6 +56,10 @@ SPREAD_MOVES = 20
 HOT, WARM, COLD = 0.5, 0.1, 0.005
 """Temperatures in mean times of an operation: at the start of a round from the initial schedule, at the
 start of a round from the best schedule, and at the end of every round."""
+RETENTION_MOVES = 40
+"""Moves of a walker in its first round over retention decisions, per operation."""
+RETENTION_HOT, RETENTION_WARM = 5.0, 2.0
+"""Temperatures at the start of rounds over retention decisions, alternately; a move changes many runs at once."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -60,10 +67,11 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     A move inserts a recomputation (and recomputations of its missing inputs), drops one (and
     those that only it reads) or shifts one; in any order, first runs shift too. The energy is
-    the time plus a weight times the area of memory over budget. Two walkers, each with its own
-    random numbers, anneal in rounds of growing length, alternately from the best schedule
-    known and from the save-everything schedule. They stop before the deadline if they have
-    found nothing better for a long time.
+    the time plus a weight times the area of memory over budget. In every third round a move
+    changes a retention decision instead (`RetentionWalker`), which finds in a second what
+    moves of single runs do not find in ten where the budget is tight. Two walkers, each with
+    its own random numbers, anneal in rounds of growing length. They stop before the deadline
+    if they have found nothing better for a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
     allows it. When: irregular graphs, where `ilp` leaves a gap; up to some 10^4 operations,
@@ -134,21 +142,14 @@ class Walker:
         moves : int
         deadline : Deadline
         """
-        started, available = clock.now(), deadline.remaining
-        done = unspread = 0
-        at = 0.0
-        while at < 1 and not deadline.stopped:
+        started, unspread = clock.now(), 0
+        for count, first, last in temperatures(hot, COLD, moves, self.chunk, deadline):
             if unspread >= SPREAD_MOVES * len(self.model.time):
                 filled = self.state.run >= 0
                 self._spread(self.state.run[filled], self.state.fixed[filled])
                 unspread = 0
-            chunk = min(self.chunk, moves - done)
-            then = min(1.0, at + chunk / moves)
-            anneal(self.model, self.state, chunk, self._temperature(hot, at), self._temperature(hot, then), self.free)
-            done, unspread = done + chunk, unspread + chunk
-            elapsed = clock.now() - started
-            at = max(done / moves, elapsed / available if available > 0 else 1.0)
-        self.moves += done
+            anneal(self.model, self.state, count, first * self.unit_time, last * self.unit_time, self.free)
+            self.moves, unspread = self.moves + count, unspread + count
         self.seconds += clock.now() - started
 
     def best(self) -> Schedule | None:
@@ -157,9 +158,6 @@ class Walker:
             return None
         kept = self.state.kept_run
         return schedule_from_runs(self.contraction.graph, self.contraction.expand(kept[kept >= 0].tolist()))
-
-    def _temperature(self, hot: float, at: float) -> float:
-        return self.unit_time * hot * float((COLD / hot) ** at)
 
     def _spread(self, sequence: Ints, fixed: Flags) -> None:
         """Space the runs evenly over the slots."""
@@ -229,55 +227,105 @@ class Annealing:
             the result depends on the arguments only.
         """
         contraction = Contraction(self.problem.graph)
-        model = contraction.model(self.problem.budget_bytes)
-        free = self.problem.reorder
-        walkers = [Walker(contraction, model, seed * self.count + k, free=free) for k in range(self.count)]
+        walkers = [_Pair(self.problem, contraction, seed * self.count + k) for k in range(self.count)]
         deadline = deadline.within(deadline.remaining)
-        length = FIRST_ROUND_MOVES * len(self.problem.graph.operations)
+        length, lengths = 1.0, 0.0
         with ThreadPoolExecutor(self.count) as pool:
             try:
                 while not (self.is_optimal or self.is_exhausted or deadline.passed):
-                    if most_moves is not None:
-                        left: float = (most_moves - self.moves) // self.count
-                    elif self.moves:
-                        left = min(
-                            3 * length, deadline.remaining * self.moves / sum(walker.seconds for walker in walkers)
-                        )
-                    else:
-                        left = 3 * length
-                    if left < 1:
-                        break
+                    seconds = sum(walker.seconds for walker in walkers)
+                    left = deadline.remaining * lengths / seconds if seconds > 0 else math.inf
                     # A remainder too short for another round extends this one.
-                    moves = length if left >= 3 * length else int(left)
-                    self._round(pool, walkers, start, moves, deadline)
-                    length = int(ROUND_GROWTH * length)
+                    length = left if left < 3 * length else length
+                    most = math.inf if most_moves is None else (most_moves - self.moves) // self.count
+                    if most < 1:
+                        break
+                    self._round(pool, walkers, start, length, most, deadline)
+                    lengths += self.count * length
+                    length *= ROUND_GROWTH
             finally:
                 deadline.stop()
 
     def _round(
-        self, pool: ThreadPoolExecutor, walkers: Sequence[Walker], start: Schedule, moves: int, deadline: Deadline
+        self,
+        pool: ThreadPoolExecutor,
+        walkers: Sequence[_Pair],
+        start: Schedule,
+        length: float,
+        most_moves: float,
+        deadline: Deadline,
     ) -> None:
-        """Anneal once with each walker, alternately from the best schedule and from the start; keep what is better."""
+        """Anneal once with each walker, in turn over decisions and over sequences of runs; keep what is better."""
         best, initial = runs_of(self.problem.graph, self.best or start), runs_of(self.problem.graph, start)
-        turns = range(self.rounds, self.rounds + self.count)
-        starts = [(best, WARM) if turn % 2 and self.best else (initial, HOT) for turn in turns]
+        futures = []
+        for turn, walker in enumerate(walkers, self.rounds):
+            if turn % 3 == 0:
+                walk = partial(walker.anneal_decisions, best, RETENTION_WARM if turn % 2 else RETENTION_HOT)
+            elif turn % 3 == 2 and self.best is not None:
+                walk = partial(walker.anneal_runs, best, WARM)
+            else:
+                walk = partial(walker.anneal_runs, initial, HOT)
+            futures.append(pool.submit(walk, length, most_moves, deadline))
         self.rounds += 1
-        futures = [
-            pool.submit(_anneal, walker, begin, hot, moves, deadline)
-            for walker, (begin, hot) in zip(walkers, starts, strict=True)
-        ]
         found = [future.result() for future in futures]
-        self.moves = sum(walker.moves for walker in walkers)
+        self.moves += sum(moves for moves, _ in found)
         before = self.best_time
-        for schedule in found:
+        for _, schedule in found:
             if schedule is not None:
                 self.offer(schedule)
         if self.best_time < before:
             deadline.report(self.proposal())
 
 
-def _anneal(walker: Walker, runs: Sequence[int], hot: float, moves: int, deadline: Deadline) -> Schedule | None:
-    """Anneal once; return the fastest schedule that fits, if it is faster than the start."""
-    walker.load(runs, hot)
-    walker.cool(hot, moves, deadline)
-    return walker.best()
+class _Pair:
+    """A walker over sequences of runs and one over retention decisions; one of them anneals at a time."""
+
+    def __init__(self, problem: Problem, contraction: Contraction, seed: int) -> None:
+        budget, free = problem.budget_bytes, problem.reorder
+        self.operations = len(problem.graph.operations)
+        self.over_runs = Walker(contraction, contraction.model(budget), seed, free=free)
+        self.over_decisions = RetentionWalker(contraction, budget, seed)
+
+    @property
+    def seconds(self) -> float:
+        """Time that both have annealed for."""
+        return self.over_runs.seconds + self.over_decisions.seconds
+
+    def anneal_runs(
+        self, runs: Sequence[int], hot: float, length: float, most_moves: float, deadline: Deadline
+    ) -> tuple[int, Schedule | None]:
+        """Anneal the runs themselves; return the number of moves and the fastest schedule that fits.
+
+        Parameters
+        ----------
+        runs : sequence of int
+            Where to start.
+        hot : float
+            In mean times of an operation.
+        length : float
+            As a multiple of the first round.
+        most_moves : float
+        deadline : Deadline
+        """
+        moves = self._moves(FIRST_ROUND_MOVES * length, most_moves)
+        self.over_runs.load(runs, hot)
+        return self._cool(self.over_runs, hot, moves, deadline)
+
+    def anneal_decisions(
+        self, runs: Sequence[int], hot: float, length: float, most_moves: float, deadline: Deadline
+    ) -> tuple[int, Schedule | None]:
+        """Do the same over the retention decisions of the runs."""
+        moves = self._moves(RETENTION_MOVES * length, most_moves)
+        self.over_decisions.load(runs)
+        return self._cool(self.over_decisions, hot, moves, deadline)
+
+    def _moves(self, per_operation: float, most: float) -> int:
+        return max(1, int(min(per_operation * self.operations, most)))
+
+    @staticmethod
+    def _cool(
+        walker: Walker | RetentionWalker, hot: float, moves: int, deadline: Deadline
+    ) -> tuple[int, Schedule | None]:
+        before = walker.moves
+        walker.cool(hot, moves, deadline)
+        return walker.moves - before, walker.best()

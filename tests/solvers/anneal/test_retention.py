@@ -1,0 +1,53 @@
+"""Check retention annealing: what it decodes, and what it finds at tight budgets."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scheduler as sc
+from scheduler.problem import Problem
+from scheduler.schedule import runs_of
+from scheduler.solvers.anneal.contraction import Contraction
+from scheduler.solvers.anneal.retention import RetentionWalker
+from scheduler.solvers.anneal.retention_loop import BEST
+from scheduler.solvers.deadline import Deadline
+from tests.support.examples import examples
+from tests.support.oracle import optimum
+from tests.support.strategies import graphs, joint_graphs
+from tests.support.training_graphs import uniform_chain
+
+NEVER = Deadline(1e6)
+
+
+def walked(graph: sc.Graph, budget: int, moves: int, *, seed: int = 0) -> RetentionWalker:
+    """A walker that has made hot moves from the save-everything schedule."""
+    walker = RetentionWalker(Contraction(graph), budget, seed)
+    walker.load(runs_of(graph, Problem(graph, budget).save_everything))
+    walker.cool(5.0, moves, NEVER)
+    return walker
+
+
+@settings(max_examples=examples(150))
+@given(data=st.data())
+def test_what_it_finds_fits_and_takes_the_time_that_it_counts(data: st.DataObject) -> None:
+    graph = data.draw(st.one_of(graphs(), joint_graphs()))
+    budget = data.draw(st.integers(0, 40))
+    walker = walked(graph, budget, data.draw(st.integers(1, 300)))
+    schedule = walker.best()
+    assert (schedule is None) == math.isinf(walker.state.levels[BEST])
+    if schedule is not None:
+        simulation = sc.simulate(graph, schedule)
+        assert simulation.peak_bytes <= budget
+        assert simulation.time == pytest.approx(walker.state.levels[BEST])
+
+
+@pytest.mark.parametrize("budget", [20, 24, 28])
+def test_on_a_chain_of_six_it_finds_what_the_exhaustive_search_finds(budget: int) -> None:
+    graph = uniform_chain(6)
+    found = walked(graph, budget, 5_000).best()
+    assert found is not None
+    assert sc.simulate(graph, found).time == optimum(graph.to_dict(), budget, "input order")
