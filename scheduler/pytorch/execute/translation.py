@@ -49,6 +49,10 @@ def _names(graph: Graph) -> list[tuple[str, Sequence[str]]]:
 
 def _difference(planned: Graph, fresh: Graph) -> str:
     advice = "make a new plan for this model and these arguments"
+    if planned.assumptions:
+        advice += (
+            f", from a trace on the device that trains it; this plan rests on assumptions: {planned.assumptions[-1]}"
+        )
     if len(planned.operations) != len(fresh.operations):
         return (
             f"the plan has {len(planned.operations)} operations and the captured step has"

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import scheduler as sc
 from scheduler.graph import Graph
 from scheduler.plan import plan_schema
-from scheduler.pytorch import trace
+from scheduler.pytorch import checkpointed, trace
 from scheduler.pytorch.capture.exporting.device_kernels import attention_of
 
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 64, 16
@@ -206,6 +206,15 @@ def test_estimates_are_named_so_in_the_graph_and_its_plan(tmp_path: Path) -> Non
     plan.save(tmp_path / "plan.json")
     jsonschema.validate(json.loads((tmp_path / "plan.json").read_text()), plan_schema())
     assert sc.Plan.load(tmp_path / "plan.json").graph.assumptions == graph.assumptions
+
+
+def test_a_plan_for_a_device_is_refused_elsewhere_with_what_it_assumes() -> None:
+    plan = sc.make_plan(traced("h100-80gb"), "100%", time_limit=5.0)
+    args = (torch.ones(BATCH, LENGTH, 8, dtype=torch.bfloat16),)
+    with pytest.raises(
+        sc.PlanMismatchError, match=r"flash_attention_for_cpu.*rests on assumptions: operators were traced"
+    ):
+        checkpointed(Attention().to(torch.bfloat16), plan, args)
 
 
 def test_operators_that_differ_between_devices_are_named() -> None:
