@@ -71,6 +71,8 @@ def trace(
         only break ties, which is not the time that they take. A device (`scheduler.device("h100-80gb")`,
         say) that need not be there: times are estimated by a roofline, attention is the kernel
         that torch runs on that device, and the graph's `assumptions` say what this rests on.
+        Regions of `torch.autocast("cuda")` in the model or the loss have their effect; one around
+        the call must be `torch.autocast("cpu")`, and casts as on the device.
     workspaces : bool, optional
         Whether to measure the memory that operators allocate internally. With it, the peak,
         and so the budget, is the allocator's; without it, that of live storages. By default

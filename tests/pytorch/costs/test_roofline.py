@@ -142,6 +142,40 @@ def test_a_cpu_keeps_the_operators_of_the_cpu() -> None:
     assert one.structure_digest == other.structure_digest
 
 
+class Normalized(nn.Sequential):
+    """Layers whose operators autocast treats in different ways on a GPU and on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), nn.LayerNorm(8), nn.Softmax(-1), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return super().forward(x)
+
+
+def test_autocast_is_that_of_the_gpu() -> None:
+    args = (torch.ones(4, 8),)
+    graph = trace(Normalized(), args, loss=lambda y: y.float().sum(), costs=sc.device("h100-80gb"))
+    forward = {o.name: o.signature for o in graph.operations if o.phase == "forward"}
+    assert forward["0/addmm"].startswith("aten.addmm.default(bfloat16[8|1], bfloat16[4x8|8,1]")
+    assert forward["1/native_layer_norm"].startswith("aten.native_layer_norm.default(float32[4x8|8,1]")
+    assert forward["2/_softmax"].startswith("aten._softmax.default(float32[4x8|8,1]")
+    assert forward["3/addmm_1"].startswith("aten.addmm.default(bfloat16[8|1], bfloat16[4x8|8,1]")
+
+
+def test_without_attention_and_autocast_a_gpu_has_the_operators_of_the_cpu() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Softmax(-1), nn.Linear(8, 8)).to(torch.bfloat16)
+    args = (torch.ones(4, 8, dtype=torch.bfloat16),)
+
+    def loss(y: Tensor) -> Tensor:
+        return (
+            F.cross_entropy(y, torch.zeros(4, dtype=torch.long)) + F.huber_loss(y, torch.zeros_like(y)) + y.pow(2).sum()
+        )
+
+    one, other = (trace(model, args, loss=loss, costs=costs) for costs in (sc.device("h100-80gb"), "flops"))
+    assert one.structure_digest == other.structure_digest
+
+
 class Parts(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,10 @@
-"""Trace the attention that another device runs.
+"""Trace the attention and the autocast of another device.
 
 A step is traced on the CPU, whose attention saves other tensors than that of a GPU. For a GPU,
 the kernel that torch chooses there is traced instead: flash attention, memory-efficient attention,
 or plain products. The choice follows ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp.
+Autocast on a GPU computes more operators in float32 than on the CPU, such as normalizations and
+softmax (ATen/autocast_mode.h): these cast their arguments here too.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,21 +21,88 @@ from torch.nn import functional as F
 
 from scheduler.devices import Device
 from scheduler.pytorch.capture.operators import aten
-from scheduler.pytorch.torch_private.operators import DispatchKey, replaced_kernels
+from scheduler.pytorch.torch_private.operators import DispatchKey, Kernels, OpOverload, replaced_kernels
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
 @contextlib.contextmanager
 def kernels_of(device: Device | None) -> Iterator[None]:
-    """Let AOTAutograd trace the attention that torch runs on a device; on CPUs, and if None, nothing changes."""
+    """Let AOTAutograd trace what torch runs on a device; for CPUs, and if None, nothing changes.
+
+    Regions of `torch.autocast("cuda")` that are entered meanwhile are those of the CPU, with the
+    casts of the GPU.
+    """
     if device is None or device.platform == "cpu":
         yield
         return
-    keys = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
-    kernel = functools.partial(attention_of, device)
-    with replaced_kernels({aten.scaled_dot_product_attention.default: dict.fromkeys(keys, kernel)}):
+    attention = functools.partial(attention_of, device)
+    kernels: dict[OpOverload, Kernels] = {operator: dict.fromkeys(_KEYS, _widened(operator)) for operator in _WIDENED}
+    kernels[aten.scaled_dot_product_attention.default] = dict.fromkeys(_KEYS, attention)
+    with replaced_kernels(kernels), _autocast_on_cpu():
         yield
+
+
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+_WIDENED = (
+    aten.binary_cross_entropy_with_logits.default,
+    aten.cumsum.default,
+    aten.exp.default,
+    aten.group_norm.default,
+    aten.huber_loss.default,
+    aten.kl_div.default,
+    aten.l1_loss.default,
+    aten.layer_norm.default,
+    aten.log.default,
+    aten.log_softmax.int,
+    aten.logsumexp.default,
+    aten.mse_loss.default,
+    aten.nll_loss.default,
+    aten.nll_loss2d.default,
+    aten.pow.Tensor_Scalar,
+    aten.prod.default,
+    aten.rsqrt.default,
+    aten.smooth_l1_loss.default,
+    aten.softmax.int,
+    aten.softplus.default,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+)
+"""Operators that autocast computes in float32 on a GPU, those that networks use often."""
+
+
+def _widened(operator: OpOverload) -> Callable[..., object]:
+    """Return a kernel that casts arguments of two bytes to float32 where autocast is on."""
+    own = {key: cast("Callable[..., object] | None", operator.py_kernels.get(key)) for key in _KEYS}
+
+    def widen(value: object) -> object:
+        return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
+
+    def run(*args: object, **kwargs: object) -> object:
+        if torch.is_autocast_enabled("cpu"):
+            args, kwargs = tuple(map(widen, args)), {name: widen(value) for name, value in kwargs.items()}
+        with replaced_kernels({operator: own}):
+            return operator(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def _autocast_on_cpu() -> Iterator[None]:
+    """Let regions of autocast that name a GPU have their effect on the CPU, where the step is traced."""
+    initialize = torch.autocast.__init__
+
+    def on_cpu(self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kw: Any) -> None:
+        if device_type == "cuda" and not torch.cuda.is_available():
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        initialize(self, device_type, dtype, *args, **kw)
+
+    torch.autocast.__init__ = on_cpu  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = initialize  # type: ignore[method-assign]
 
 
 def attention_of(
