@@ -116,6 +116,51 @@ def simulate(graph: Graph, schedule: Schedule | Iterable[Action]) -> Simulation:
     return machine.finish(len(actions))
 
 
+@dataclass(frozen=True, slots=True)
+class LiveInstance:
+    """An instance of a storage that is in memory at one moment of a schedule.
+
+    Attributes
+    ----------
+    tensors : tuple of str
+        The live tensors on it, in the order of the graph.
+    size_bytes : int
+    """
+
+    tensors: tuple[str, ...]
+    size_bytes: int
+
+
+def live_instances(graph: Graph, schedule: Schedule, position: int) -> tuple[LiveInstance, ...]:
+    """Return what is in memory after an action, as the simulator counts it, without what is resident.
+
+    Parameters
+    ----------
+    graph : Graph
+    schedule : Schedule
+    position : int
+        Of the action in the schedule.
+
+    Raises
+    ------
+    InvalidScheduleError
+        If the schedule breaks a rule up to there.
+    """
+    machine = _Machine(graph)
+    for number, action in enumerate(schedule):
+        if isinstance(action, Compute):
+            machine.compute(number, action)
+        else:
+            machine.free(number, action)
+        if number == position:
+            break
+    tensors: dict[int, list[str]] = {}
+    for tensor, instance in sorted(machine.instance.items()):
+        if instance != _RESIDENT:
+            tensors.setdefault(instance, []).append(graph.tensors[tensor].name)
+    return tuple(LiveInstance(tuple(names), machine.sizes[instance]) for instance, names in tensors.items())
+
+
 class _Machine:
     """The memory and the history of a simulated schedule."""
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 
-from scheduler.cli import doctor, plans, sweeps, training
+from scheduler.cli import doctor, fitting, plans, sweeps, training
 from scheduler.cli.answers import NO_ANSWER, PROVEN_NO, USAGE, say
 from scheduler.cli.arguments import check_writable
 from scheduler.errors import (
@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         plans.add_verify,
         training.add_train,
         training.add_max_batch,
+        fitting.add_fit,
         sweeps.add_frontier,
         sweeps.add_compare,
         doctor.add_doctor,

@@ -43,7 +43,7 @@ def add_models(commands: Commands) -> None:
 
 
 def _models(options: argparse.Namespace) -> int:
-    _require_torch()
+    require_torch()
     from scheduler.pytorch.models.catalog import model_names
 
     names = model_names()
@@ -60,7 +60,7 @@ def add_trace(commands: Commands) -> None:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    _require_torch()
+    require_torch()
     from scheduler.pytorch import profile_layers, trace
     from scheduler.pytorch.models.catalog import make_model
 
@@ -133,7 +133,7 @@ def _begin_stage(message: str) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    _require_torch()
+    require_torch()
     from scheduler.pytorch.models.catalog import make_model
     from scheduler.pytorch.training import compare_training
 
@@ -218,7 +218,7 @@ def add_max_batch(commands: Commands) -> None:
 
 
 def _max_batch(options: argparse.Namespace) -> int:
-    _require_torch()
+    require_torch()
     from scheduler.pytorch.largest_batch import DEFAULT_LIMIT, max_batch, measured_peak
     from scheduler.pytorch.models.catalog import Arguments, make_model
 
@@ -259,7 +259,7 @@ def _max_batch(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _require_torch() -> None:
+def require_torch() -> None:
     """Raise an error without PyTorch, and let Python find modules in the working directory, as `python -m` does."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError('this command needs PyTorch: pip install "checkpoint-scheduler[torch]"')

@@ -7,6 +7,7 @@
 - `checkpointed` returns a module that trains a model within a budget; `plan_step` returns its
   plan alone; `backend` does the same under `torch.compile`; `max_batch` finds the largest batch
   that fits a budget; `plan_lengths` makes the plans of further lengths before training.
+- `fit` says whether a model trains on a device, which need not be there, and what helps if not.
 - `measure` measures the memory, FLOPs and time of a step; `training_step` makes a step to
   measure, and `resident_tensors` lists the tensors that it holds throughout.
 - `explain_oom` says what filled the memory of a step that ran out of it, and what suffices.
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from scheduler.pytorch.checkpointing import checkpointed, plan_step
     from scheduler.pytorch.compile.backend import backend
     from scheduler.pytorch.execute.lengths import plan_lengths
+    from scheduler.pytorch.fitting import fit
     from scheduler.pytorch.largest_batch import max_batch
     from scheduler.pytorch.layerwise.profiling import profile_layers
     from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
@@ -34,6 +36,7 @@ __all__ = [
     "backend",
     "checkpointed",
     "explain_oom",
+    "fit",
     "max_batch",
     "measure",
     "plan_lengths",
@@ -48,6 +51,7 @@ _MODULES = {
     "backend": "compile.backend",
     "checkpointed": "checkpointing",
     "explain_oom": "out_of_memory",
+    "fit": "fitting",
     "max_batch": "largest_batch",
     "measure": "measurement.memory",
     "plan_lengths": "execute.lengths",

@@ -183,7 +183,7 @@ def max_batch(
     progress(f"planning {len(graph.operations)} operations for a batch of {size}")
     problem = Problem(graph, budget_bytes, reorder, starts=(schedule,), gap=gap)
     plan = _plan_within(problem, solver, (1 - SEARCH_SHARE) * time_limit, seed)
-    next_plan = None if next_schedule is None else _plan_of_schedule(growth.at(size + 1), next_schedule)
+    next_plan = None if next_schedule is None else plan_of_schedule(growth.at(size + 1), next_schedule)
     return MaxBatch(size, plan, found.bound, next_plan, tuple(sorted(growth.traced)))
 
 
@@ -311,7 +311,7 @@ def _plan_within(problem: Problem, solver: str, seconds: float, seed: int) -> Pl
     return Plan.of(problem.graph, solution)
 
 
-def _plan_of_schedule(graph: Graph, schedule: Schedule) -> Plan:
+def plan_of_schedule(graph: Graph, schedule: Schedule) -> Plan:
     """Return the plan of a schedule with its own peak as the budget and no bounds."""
     problem = Problem(graph, simulate(graph, schedule).peak_bytes)
     return Plan.of(graph, grade(problem, _proposal(graph, schedule), solver="smallest peak", seconds=0.0))

@@ -51,8 +51,8 @@ def trace(
 
     A model built under `torch.device("meta")` or `FakeTensorMode`, with arguments of the same
     kind, has the graph of the real one: what is on device "meta" is captured as if it was on the
-    CPU. No call of it is run, so times are estimated from FLOPs and bytes, and there are no
-    workspaces. A plan made so trains the real model.
+    CPU. Unless `workspaces` is True, no call of it is run: times are estimated from FLOPs and
+    bytes, and there are no workspaces. A plan made so trains the real model.
 
     Parameters
     ----------
@@ -179,7 +179,9 @@ def capture_at(
         As for `with_costs`.
     """
     progress(TracingProgress("asking what the outputs of calls hold"))
-    may_run = not isinstance(costs, Device) and can_run_on(resident_tensors(model, (args, kwargs)))
+    may_run = not isinstance(costs, Device) and (
+        bool(workspaces) or can_run_on(resident_tensors(model, (args, kwargs)))
+    )
     sizes = find_storage_sizes(joint, may_run=may_run)
     return capture_joint(
         joint,

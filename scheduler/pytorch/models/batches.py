@@ -33,7 +33,7 @@ def image_batches(batch_size: int, size: int, classes: int, *, per_pixel: bool =
     labeled = (batch_size, size, size) if per_pixel else (batch_size,)
 
     def make(seed: int) -> Arguments:
-        generator = torch.Generator().manual_seed(seed)
+        generator = _generator(seed)
         images = torch.randn(batch_size, 3, size, size, generator=generator)
         return (images, torch.randint(classes, labeled, generator=generator)), {}
 
@@ -44,8 +44,13 @@ def token_batches(batch_size: int, length: int, vocabulary: int) -> Callable[[in
     """Return a function from a seed to tokens (batch_size, length) with the tokens to predict."""
 
     def make(seed: int) -> Arguments:
-        generator = torch.Generator().manual_seed(seed)
+        generator = _generator(seed)
         tokens = torch.randint(vocabulary, (batch_size, length + 1), generator=generator)
         return (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), {}
 
     return make
+
+
+def _generator(seed: int) -> torch.Generator | None:
+    """Return a generator of random batches; on device "meta", where nothing is drawn, none."""
+    return None if torch.get_default_device().type == "meta" else torch.Generator().manual_seed(seed)

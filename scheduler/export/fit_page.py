@@ -1,0 +1,73 @@
+"""The answer to whether a model fits a device, as one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from scheduler.planning.fit_answers import Fit, fit_rows, lever_rows, part_rows, reach_rows
+from scheduler.planning.peak_contents import KINDS, total_by_kind
+from scheduler.units import html_table
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 2rem auto;
+  padding: 0 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; }
+h2 { font-size: 1.2rem; margin-top: 2rem; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.8rem 0.2rem 0; border-bottom: 1px solid #ddd; }
+"""
+_COLORS = ("#0072b2", "#56b4e9", "#009e73", "#f0e442", "#e69f00", "#d55e00", "#cc79a7", "#999999")
+
+
+def fit_html(fit: Fit) -> str:
+    """Return an answer as an HTML page that loads nothing from elsewhere and runs no scripts.
+
+    Parameters
+    ----------
+    fit : Fit
+    """
+    title = f"{fit.model} on {fit.device.title}"
+    facts = html_table([("question", "answer"), *fit_rows(fit)])
+    parts = html_table([("part", "bytes", "share"), *(row[:3] for row in part_rows(fit))])
+    reaches = [*reach_rows(fit)]
+    notes = "".join(f"<li>{escape(text)}</li>" for text in (*fit.assumptions, *fit.notes))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+{facts}
+<h2>What fills the memory at the plain peak</h2>
+{"".join(_bar(fit))}
+{parts}
+<h2>What fits</h2>
+{html_table([("", "plainly", "with a plan", "proof"), *reaches]) if reaches else "<p>Not looked at.</p>"}
+<h2>What each change saves and costs</h2>
+{html_table([("change", "saves", "peak", "time", "fits", "how"), *lever_rows(fit)])}
+<ul>{notes}</ul>
+</body>
+</html>
+"""
+
+
+def _bar(fit: Fit) -> Iterator[str]:
+    """Yield a bar of the device's memory, with a mark at what it has for tensors."""
+    totals = total_by_kind(fit.parts)
+    usable = fit.plain.usable_bytes
+    scale = 100 / max(usable, sum(totals.values()))
+    yield '<svg viewBox="0 0 100 6" width="100%" role="img"><title>memory at the peak</title>'
+    left = 0.0
+    for number, (kind, size) in enumerate(totals.items()):
+        width = size * scale
+        color = _COLORS[number % len(_COLORS)]
+        place = f'x="{left:.4f}" y="1" width="{width:.4f}" height="4" fill="{color}"'
+        yield f"<rect {place}><title>{KINDS[kind]}</title></rect>"
+        left += width
+    yield f'<line x1="{usable * scale:.4f}" x2="{usable * scale:.4f}" y1="0" y2="6" stroke="#222" stroke-width="0.3"/>'
+    yield "</svg>"

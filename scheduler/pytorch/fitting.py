@@ -1,0 +1,409 @@
+"""Whether a model can be trained on a device, found without the device and without the model's weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from scheduler.api import TRAINING_GAP, make_plan
+from scheduler.devices import Device
+from scheduler.devices import device as find_device
+from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidOptionError, OutOfTimeError
+from scheduler.graph import Graph
+from scheduler.plan import Plan
+from scheduler.planning.batch_scaling import Growth
+from scheduler.planning.fit_answers import Fit, Lever, Need, Reach
+from scheduler.planning.graph_variants import gradient_bytes, with_resident
+from scheduler.planning.levers import (
+    SHARDS,
+    PlainStep,
+    accumulation,
+    handed_over_gradients,
+    other_dtype,
+    other_optimizer,
+    ranked,
+    recomputation,
+    sharding,
+    shorter,
+)
+from scheduler.planning.peak_contents import KINDS, Part, peak_contents
+from scheduler.planning.reach import ReachSearch
+from scheduler.problem import Problem
+from scheduler.pytorch.largest_batch import plan_of_schedule
+from scheduler.pytorch.measurement.optimizer_memory import MakeOptimizer, OptimizerMemory, optimizer_memory
+from scheduler.pytorch.models.catalog import Arguments
+from scheduler.pytorch.torch_private.pytree import tree_map_only
+from scheduler.pytorch.tracing import trace
+from scheduler.schedule import Schedule
+from scheduler.solvers.deadline import Deadline
+
+_PLANNING_SHARE = 0.4
+"""Share of the remaining time for the search for a plan."""
+_PLANNING_SECONDS = 10.0
+_TRIES = 3
+"""Plans within smaller and smaller budgets, until the segments of the allocator fit too."""
+MOST_SAMPLES = 2**16
+"""The largest batch that is tried."""
+
+MakeBatch = Callable[..., Arguments]
+"""Takes a batch size, and a length if there is one, and returns `(args, kwargs)`."""
+
+
+def fit(
+    make_model: Callable[[], nn.Module],
+    make_batch: MakeBatch,
+    device: Device | str,
+    *,
+    batch_size: int = 1,
+    length: int | None = None,
+    longest: int | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    optimizer: str | MakeOptimizer = "adamw",
+    dtype: str | None = None,
+    autocast: str | None = None,
+    name: str = "",
+    time_limit: float = 60.0,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Fit:
+    """Return whether a training step fits a device, what fills the memory, and what helps.
+
+    Neither the device nor the memory for the model is needed: the model is built on device
+    "meta", and captured there.
+
+    Parameters
+    ----------
+    make_model : callable
+        Returns the model; called under `torch.device("meta")`.
+    make_batch : callable
+        Takes a batch size, and a length if `length` is given, and returns the arguments of one
+        call, as `(args, kwargs)`; called under `torch.device("meta")`.
+    device : Device or str
+        A device, or the name of one, such as "h100-80gb", or "this machine".
+    batch_size : int
+    length : int, optional
+        Length of the sequences.
+    longest : int, optional
+        Longest length that the model takes; by default 16 times the length.
+    loss : callable, optional
+        As for `trace`.
+    optimizer : str or callable
+        "adamw", "adam", "adafactor", "sgd-momentum" or "sgd", or a function from parameters to an
+        optimizer. Its state is resident, and its step may need more memory than the backward.
+    dtype : "float32", "bfloat16" or "float16", optional
+        What parameters and inputs are converted to.
+    autocast : "bfloat16" or "float16", optional
+        The step runs under autocast to this dtype.
+    name : str
+        Of the model, to show.
+    time_limit : float
+        Seconds. What is not found by then is left out, and a note says so.
+    progress : callable
+        Called with a message at each stage.
+
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    CaptureError
+        As for `trace`.
+    InvalidOptionError
+        If an argument is out of range, or the optimizer cannot step on tensors without data.
+    UnknownDeviceError
+        If no device has this name.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> def make_batch(size):
+    ...     return (torch.zeros(size, 1024),), {}
+    >>> found = fit(lambda: nn.Linear(1024, 1024), make_batch, "t4", batch_size=8, loss=torch.sum)
+    >>> found.fits, sum(part.size_bytes for part in found.parts) == found.plain.peak_bytes
+    (True, True)
+    """
+    where = find_device(device) if isinstance(device, str) else device
+    _check_options(batch_size, length)
+    deadline = Deadline(time_limit)
+    steps = _Steps(make_model, make_batch, where, loss, optimizer, _dtype_of(autocast), _dtype_of(dtype), progress)
+    step = steps.plain(batch_size, length)
+    graph = steps.held(step.graph)
+    progress("planning")
+    plan, planned = _find_plan(graph, step, deadline)
+    search = _Search(steps, step, graph, plan, deadline, batch_size, length, longest or 16 * (length or 1))
+    batches, lengths = search.batches(), search.lengths()
+    if planned is not None and not planned.fits and search.schedule is not None:
+        plan = plan_of_schedule(graph, search.schedule)
+        planned = Need.of(graph, plan.schedule, where, step.temporary_bytes)
+    return Fit(
+        model=name or steps.name,
+        device=where,
+        batch_size=batch_size,
+        length=length,
+        dtype=steps.dtype_text,
+        optimizer=optimizer if isinstance(optimizer, str) else "given optimizer",
+        plain=step.need,
+        planned=planned if planned is not None and planned.fits else None,
+        plan=plan if planned is not None and planned.fits else None,
+        parts=_parts(graph, step),
+        floor_bytes=max(Problem(graph, 0).floor.bytes, step.need.optimizer_step_bytes),
+        batches=batches,
+        lengths=lengths,
+        levers=ranked(search.levers(plan, planned)),
+        time_unit=graph.time_unit,
+        assumptions=tuple(graph.assumptions),
+        notes=tuple(search.notes),
+    )
+
+
+def _dtype_of(name: str | None) -> torch.dtype | None:
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name is not None and name not in known:
+        raise InvalidOptionError(f"a dtype must be one of {', '.join(known)}, got {name!r}")
+    return None if name is None else known[name]
+
+
+def _check_options(batch_size: int, length: int | None) -> None:
+    for name, value in (("batch_size", batch_size), ("length", length)):
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not is_count and not (name == "length" and value is None):
+            raise InvalidOptionError(f"{name} must be an int >= 1, got {value!r}")
+
+
+class _Steps:
+    """The training steps of one model without data, by batch size, length and dtype."""
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        make_batch: MakeBatch,
+        device: Device,
+        loss: Callable[..., Tensor] | None,
+        optimizer: str | MakeOptimizer,
+        autocast: torch.dtype | None,
+        dtype: torch.dtype | None,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._make_model, self._make_batch = make_model, make_batch
+        self.device, self.loss, self.optimizer = device, loss, optimizer
+        self.autocast, self.dtype, self._progress = autocast, dtype, progress
+        self._models: dict[torch.dtype | None, nn.Module] = {}
+
+    @property
+    def name(self) -> str:
+        return type(self.model(self.dtype)).__name__
+
+    @property
+    def dtype_text(self) -> str:
+        """The dtype of most parameters, and that of autocast."""
+        sizes: dict[str, int] = {}
+        for parameter in self.model(self.dtype).parameters():
+            text = str(parameter.dtype).removeprefix("torch.")
+            sizes[text] = sizes.get(text, 0) + parameter.numel()
+        text = max(sizes, key=lambda found: sizes[found])
+        return text if self.autocast is None else f"{text}, autocast to {str(self.autocast).removeprefix('torch.')}"
+
+    def model(self, dtype: torch.dtype | None) -> nn.Module:
+        """Return the model on device "meta"."""
+        if dtype not in self._models:
+            with torch.device("meta"):
+                made: object = self._make_model()
+            if not isinstance(made, nn.Module):
+                raise InvalidOptionError(f"make_model must return an nn.Module, got {type(made).__name__}")
+            made.to("meta")
+            self._models[dtype] = made if dtype is None else made.to(dtype)
+        return self._models[dtype]
+
+    def memory(self, dtype: torch.dtype | None, optimizer: str | MakeOptimizer) -> OptimizerMemory:
+        """Return the memory of an optimizer of the model."""
+        return optimizer_memory(self.model(dtype).parameters(), optimizer, self.device.platform.replace("rocm", "cuda"))
+
+    def graph(self, batch_size: int, length: int | None, dtype: torch.dtype | None) -> Graph:
+        """Return the graph of a step, without the optimizer's state."""
+        self._progress(f"tracing a batch of {batch_size}" + ("" if length is None else f" and a length of {length}"))
+        model = self.model(dtype)
+        with torch.device("meta"):
+            args, kwargs = self._make_batch(batch_size) if length is None else self._make_batch(batch_size, length)
+        if dtype is not None:
+            args, kwargs = tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
+        is_known = self.device.has_rates
+        with contextlib.nullcontext() if self.autocast is None else torch.autocast("cpu", self.autocast):
+            return trace(
+                model,
+                args,
+                kwargs,
+                loss=self.loss,
+                costs=self.device if is_known else "measured",
+                workspaces=None if is_known else True,
+            )
+
+    def held(self, graph: Graph) -> Graph:
+        """Return a graph with the optimizer's state."""
+        return with_resident(graph, "optimizer", self.memory(self.dtype, self.optimizer).state_bytes, "optimizer state")
+
+    def plain(self, batch_size: int, length: int | None) -> PlainStep:
+        """Return the step without a plan."""
+        memory = self.memory(self.dtype, self.optimizer)
+        graph = self.graph(batch_size, length, self.dtype)
+        held = self.held(graph)
+        need = Need.of(held, Problem(held, 0).save_everything, self.device, memory.temporary_bytes)
+        return PlainStep(graph, memory.state_bytes, memory.temporary_bytes, self.device, need)
+
+
+def _find_plan(graph: Graph, step: PlainStep, deadline: Deadline) -> tuple[Plan | None, Need | None]:
+    """Return the fastest plan that fits, or one with a small peak, and what it needs; no plan if none is needed."""
+    if step.need.fits:
+        return None, step.need
+    usable = step.need.usable_bytes
+    budget = usable
+    plan, need = None, None
+    for _ in range(_TRIES):
+        seconds = max(1.0, min(_PLANNING_SECONDS, _PLANNING_SHARE * deadline.remaining))
+        try:
+            plan = make_plan(graph, budget, time_limit=seconds, gap=TRAINING_GAP)
+        except (BudgetTooSmallError, OutOfTimeError):
+            break
+        need = Need.of(graph, plan.schedule, step.device, step.temporary_bytes)
+        if need.fits or need.optimizer_step_bytes > usable:
+            return plan, need
+        budget -= max(need.reserved_bytes - usable, usable // 200)
+    if plan is None:
+        seconds = max(1.0, min(_PLANNING_SECONDS, _PLANNING_SHARE * deadline.remaining))
+        plan = make_plan(graph, "min", time_limit=seconds, gap=TRAINING_GAP)
+        need = Need.of(graph, plan.schedule, step.device, step.temporary_bytes)
+    return plan, need
+
+
+def _parts(graph: Graph, step: PlainStep) -> tuple[Part, ...]:
+    """Return what fills the memory at the plain peak, which may be that of the optimizer's step."""
+    schedule = Problem(graph, 0).save_everything
+    if not step.need.is_optimizer_bound:
+        return peak_contents(graph, schedule)
+    held = [Part(role, "", size) for role, size in graph.resident_bytes_by_role().items()]
+    parts = [*held, Part("gradient", "", gradient_bytes(graph)), Part("optimizer step", "", step.temporary_bytes)]
+    order = list(KINDS)
+    return tuple(sorted((part for part in parts if part.size_bytes), key=lambda part: order.index(part.kind)))
+
+
+class _Search:
+    """What else fits, and what helps."""
+
+    def __init__(
+        self,
+        steps: _Steps,
+        step: PlainStep,
+        graph: Graph,
+        plan: Plan | None,
+        deadline: Deadline,
+        batch_size: int,
+        length: int | None,
+        longest: int,
+    ) -> None:
+        self._steps, self._step, self._graph, self._plan = steps, step, graph, plan
+        self._deadline, self._batch_size, self._length, self._longest = deadline, batch_size, length, longest
+        self.notes: list[str] = []
+        self.schedule: Schedule | None = None
+        """A schedule of the step that fits, if the search came across one."""
+        self._by_batch = Growth(lambda size: steps.held(steps.graph(size, length, steps.dtype)))
+        self._by_batch.traced[batch_size] = graph
+        self._unit = _unit_of(length or 1)
+        self._by_length = Growth(lambda size: steps.held(steps.graph(batch_size, size, steps.dtype)))
+        if length is not None:
+            self._by_length.traced[length] = graph
+
+    def batches(self) -> Reach | None:
+        """Return the largest batches of this length."""
+        return self._reach(self._by_batch, self._batch_size, MOST_SAMPLES, 1, "the largest batch")
+
+    def lengths(self) -> Reach | None:
+        """Return the longest lengths of this batch."""
+        if self._length is None:
+            return None
+        return self._reach(self._by_length, self._length, self._longest, self._unit, "the longest length")
+
+    def _reach(self, growth: Growth, start: int, limit: int, unit: int, what: str) -> Reach | None:
+        def need(graph: Graph, schedule: Schedule) -> Need:
+            return Need.of(graph, schedule, self._step.device, self._step.temporary_bytes)
+
+        search = ReachSearch(
+            growth,
+            need,
+            self._step.need.usable_bytes,
+            start=start,
+            limit=limit,
+            unit=unit,
+            deadline=self._deadline,
+        )
+        if self._plan is not None:
+            search.know(self._graph, self._plan.schedule)
+        try:
+            found = search.reach()
+            self.schedule = self.schedule or search.schedule_at_start()
+            return found
+        except (CaptureError, OutOfTimeError) as error:
+            self.notes.append(f"{what} is not known: {error}")
+            return None
+
+    def levers(self, plan: Plan | None, planned: Need | None) -> Iterator[Lever]:
+        """Yield what helps; what cannot be found in the time that is left is noted."""
+        step, steps = self._step, self._steps
+        if plan is not None and planned is not None:
+            yield recomputation(step, plan, planned)
+        yield handed_over_gradients(step)
+        for devices in SHARDS:
+            yield sharding(step, devices)
+        own = steps.memory(steps.dtype, steps.optimizer)
+        for name in ("adafactor", "sgd-momentum", "sgd"):
+            memory = steps.memory(steps.dtype, name)
+            if memory.state_bytes < own.state_bytes:
+                yield other_optimizer(step, name, memory.state_bytes, memory.temporary_bytes)
+        for make in (self._accumulation, self._shorter, self._bfloat16):
+            try:
+                yield from make()
+            except (CaptureError, OutOfTimeError) as error:
+                self.notes.append(f"what a change saves is not known: {error}")
+
+    def _accumulation(self) -> Iterator[Lever]:
+        whole = self._batch_size
+        if whole == 1:
+            return
+        plainly = [d for d in range(whole - 1, 0, -1) if whole % d == 0]
+        levers = (accumulation(self._step, self._bare(self._by_batch, size), size, whole // size) for size in plainly)
+        last = None
+        for last in levers:
+            if last.fits:
+                break
+        if last is not None:
+            yield last
+
+    def _shorter(self) -> Iterator[Lever]:
+        if self._length is not None and self._length // self._unit >= 2:
+            length = self._length // self._unit // 2 * self._unit
+            yield shorter(self._step, self._bare(self._by_length, length), length, self._length)
+
+    def _bfloat16(self) -> Iterator[Lever]:
+        steps = self._steps
+        if steps.dtype_text == "float32":
+            if self._deadline.passed:
+                raise OutOfTimeError("no time was left to trace the step in bfloat16")
+            memory = steps.memory(torch.bfloat16, steps.optimizer)
+            graph = steps.graph(self._batch_size, self._length, torch.bfloat16)
+            yield other_dtype(self._step, graph, memory.state_bytes, memory.temporary_bytes)
+
+    def _bare(self, growth: Growth, size: int) -> Graph:
+        """Return the graph of a size without the optimizer's state."""
+        if size not in growth.traced and self._deadline.passed:
+            raise OutOfTimeError(f"no time was left to trace a step of size {size}")
+        graph = growth.at(size)
+        if "optimizer" not in graph.resident:
+            return graph
+        return replace(graph, tensors=graph.tensors[:-1], resident=graph.resident[:-1])
+
+
+def _unit_of(length: int) -> int:
+    """Return the step in which lengths are tried."""
+    return next((unit for unit in (256, 64, 16) if length % unit == 0 and length > unit), 1)
