@@ -53,7 +53,9 @@ def storage_id(storage: torch.UntypedStorage) -> int:
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     """Return the storage of a tensor, None if it consists of other tensors or has no storage, as one of oneDNN."""
-    if tensor.layout is not torch.strided or tensor.is_nested or is_traceable_wrapper_subclass(tensor):
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
         return None
     return tensor.untyped_storage()
 

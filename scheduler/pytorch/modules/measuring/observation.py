@@ -11,8 +11,9 @@ import contextlib
 import enum
 import functools
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ from scheduler.pytorch.torch_private.tensors import parts_of, storage_id, storag
 
 OPERATOR = "scheduler operator "
 """The beginning of the names under which the profiler sees the operators of a watched step."""
+_DETACH = torch.ops.aten.detach.default
+_NO_REGION = contextlib.nullcontext()
 
 
 class Phase(enum.Enum):
@@ -229,19 +232,33 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
-        if self._is_paused or func is torch.ops.aten.detach.default:  # recomputations detach what they save
+        if self._is_paused or func is _DETACH:  # recomputations detach what they save
             return func(*args, **kwargs)
-        run = Run(is_expensive=is_expensive(func))
-        run.read = [number for tensor in _tensors((args, kwargs)) for number in self.numbers_of(tensor)]
-        run.changed = [number for tensor in _written(func, args, kwargs) for number in self.numbers_of(tensor)]
-        with named_region(f"{OPERATOR}{len(self.log.events)}", active=self._profiled):
+        known = _facts_of(func)
+        run = Run(is_expensive=known.is_expensive)
+        run.read = self._find_all(_tensors((*args, *kwargs.values())))
+        if known.written:
+            run.changed = self._find_all(_tensors(_given(known.written, args, kwargs)))
+        with named_region(f"{OPERATOR}{len(self.log.events)}") if self._profiled else _NO_REGION:
             self._clock.start(run)
             result = func(*args, **kwargs)
             self._clock.stop()
         del args, kwargs
-        run.born = [number for tensor in _tensors(result) for number in self._see(tensor)]
+        run.born = [number for tensor in _tensors((result,)) for number in self._see(tensor)]
         self.log.events.append(run)
         return result
+
+    def _find_all(self, tensors: Iterable[Tensor]) -> list[int]:
+        """Return the numbers of the storages of some tensors; most tensors have a storage with a number."""
+        found: list[int] = []
+        for tensor in tensors:
+            own = storage_of(tensor)
+            number = None if own is None else self._numbers.get(storage_id(own))
+            if number is None:
+                found += self.numbers_of(tensor)
+            else:
+                found.append(number)
+        return found
 
     def _see(self, tensor: Tensor) -> list[int]:
         """Return the numbers of those storages of a result that are new."""
@@ -370,26 +387,42 @@ class _DeviceClock(_Clock):
         self._events.clear()
 
 
-def _tensors(value: object) -> Iterable[Tensor]:
-    """Yield the tensors in the arguments or the result of an operator."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
+def _tensors(values: Iterable[object]) -> list[Tensor]:
+    """Return the tensors among the arguments or the results of an operator, which are few and nested once at most."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += _tensors(value)
+        elif isinstance(value, dict):
+            found += _tensors(value.values())
+    return found
 
 
-def _written(operator: object, args: Sequence[object], kwargs: dict[str, object]) -> Iterable[Tensor]:
-    """Yield the tensors that an operator changes in place."""
-    if isinstance(operator, OpOverload):
-        for position, name in _written_arguments(operator):
-            yield from _tensors(args[position] if position < len(args) else kwargs.get(name))
+class _Facts(NamedTuple):
+    """What is known of an operator.
+
+    Attributes
+    ----------
+    is_expensive : bool
+    written : tuple of (int, str)
+        Positions and names of the arguments that it changes in place.
+    """
+
+    is_expensive: bool
+    written: tuple[tuple[int, str], ...]
 
 
 @functools.cache
-def _written_arguments(operator: OpOverload) -> tuple[tuple[int, str], ...]:
-    arguments = enumerate(schema_of(operator).arguments)
-    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+def _facts_of(operator: object) -> _Facts:
+    arguments = schema_of(operator).arguments if isinstance(operator, OpOverload) else ()
+    written = ((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+    return _Facts(is_expensive(operator), tuple(written))
+
+
+def _given(
+    parameters: Iterable[tuple[int, str]], args: Sequence[object], kwargs: Mapping[str, object]
+) -> Iterator[object]:
+    """Yield the arguments at some positions, or with some names."""
+    return (args[position] if position < len(args) else kwargs.get(name) for position, name in parameters)
