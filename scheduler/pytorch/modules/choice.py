@@ -1,8 +1,9 @@
 """Choose which calls of a step to recompute: fastest within a budget, with a proof.
 
-An integer program bounds the memory at some points of the step. Its answer is simulated, the
-points that exceed the budget are added, and it is solved again, until an answer fits. Each
-program is a relaxation, so its bound holds for every choice of calls.
+A greedy search finds an answer at once. An integer program bounds the memory at some points of
+the step; its answer is simulated, the points that exceed the budget are added, and it is solved
+again, until an answer fits. Each program is a relaxation, so its bound holds for every choice of
+calls. An answer of the program that does not fit is made to fit by the greedy search.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 
 from scheduler.api import MAX_EXPLANATION_SECONDS, MIN_EXPLANATION_SECONDS, TRAINING_GAP, check_options, plan_of
 from scheduler.graph.decisions import Decision
@@ -19,15 +21,15 @@ from scheduler.plan import Plan
 from scheduler.problem import Problem, parse_budget
 from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
-from scheduler.pytorch.modules.points import Point
+from scheduler.pytorch.modules.points import Memory, Point, Points
 from scheduler.pytorch.modules.program import Options, Program
 from scheduler.pytorch.modules.regions import Kind, Regions, execute
+from scheduler.pytorch.modules.tightening import Tightening
 from scheduler.schedule import Compute
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
 from scheduler.solvers.explanations import explain
-from scheduler.solvers.smallest_peak import SHARE_OF_TIME
 
 SEARCH_SPACE = "modules"
 _SCOPE = "for every choice of modules to recompute"
@@ -38,8 +40,12 @@ _TOLERANCE = 1e-9
 """Relative error of bounds in bytes."""
 _FIRST_GAP = 0.02
 """The gap of the first answers, which only show the points that matter."""
-_SECONDS, _MOST_SECONDS = 2.0, 60.0
+_SECONDS, _MOST_SECONDS = 1.0, 60.0
 """The default time limit without that of a step; until something is found."""
+_SHARE_OF_TIME = 0.4
+"""Of the time until something is found, for the smallest peak where the budget depends on it."""
+_TIGHTENING_STEPS = 32
+"""About how many choices are simulated on the way to one that fits."""
 _MOST_BY_HAND = 3
 _MOST_RELAXED = 6
 _MOST_POINTS = 8
@@ -104,7 +110,7 @@ def plan_modules(
         The search ends as soon as `Plan.gap` is at most this.
     time_limit : float, optional
         Seconds. At the limit, or at Ctrl-C, the best answer so far is returned with its bound. By
-        default, it is 2 s and the time of one step, or longer where nothing is found by then.
+        default, it is 1 s and the time of one step, or longer where nothing is found by then.
 
     Returns
     -------
@@ -130,7 +136,7 @@ def plan_modules(
         patience = deadline if is_given else deadline.within(_SECONDS + problem.baseline.time)
 
         def smallest_peak() -> int:
-            search = patience.within(SHARE_OF_TIME * patience.remaining)
+            search = patience.within(_SHARE_OF_TIME * patience.remaining)
             starts.append(chooser.smallest(step=_step(problem), deadline=search).smallest)
             return starts[0].peak_bytes
 
@@ -156,7 +162,7 @@ def plan_modules(
     return plan_of(lowered.graph, solution, time_limit=time_limit, granularity="modules")
 
 
-def smallest_peak_decisions(tree: CallTree, *, time_limit: float = 1.0) -> frozenset[Decision]:
+def smallest_peak_decisions(tree: CallTree, *, time_limit: float = 0.4) -> frozenset[Decision]:
     """Return the decisions with the smallest peak that is found in a time limit in seconds."""
     chooser, deadline = Chooser(lower(tree)), Deadline(time_limit)
     step = max(1, chooser.plain.peak_bytes // _STEPS)
@@ -197,6 +203,9 @@ class Chooser:
         self.lowered = lowered
         self.layout = lowered.layout
         self.options = Options.of(lowered.layout)
+        self.points = Points(lowered.layout, self.options.times, self.options.savings)
+        self.memory: dict[Point, Memory] = {}
+        """What was counted at points, for every choice."""
         self.plain = self.candidate({})
 
     def candidate(self, regions: Regions) -> Candidate:
@@ -225,9 +234,7 @@ class Chooser:
         starts: Iterable[Candidate] = (),
     ) -> Found:
         """Find the fastest choice that fits a budget; once there is one, the search ends at the deadline `patience`."""
-        found = Found(self.plain, bound=self.plain.time)
-        for candidate in (*self.by_hand, *starts):
-            self._note(found, candidate, budget_bytes)
+        found = self.greedy(budget_bytes, deadline, patience=patience, starts=starts)
         program = self._program(budget_bytes)
         self._add(program, self.plain, budget_bytes)
         current, is_exact = max(gap, _FIRST_GAP), True
@@ -245,6 +252,7 @@ class Chooser:
                 break
             candidate = self.candidate(regions)
             self._note(found, candidate, budget_bytes)
+            self._tighten(found, candidate, budget_bytes, limit)
             if self._add(program, candidate, budget_bytes):
                 continue
             if candidate.peak_bytes > budget_bytes:  # by the tolerance of the solver: leave more than that
@@ -256,10 +264,29 @@ class Chooser:
                     program.add(point)
                 continue
             if candidate is found.best:
-                found.best = self._relaxed(candidate, budget_bytes)
+                found.best = self._relaxed(candidate, budget_bytes, limit)
             if current == gap:
                 break
             current = gap
+        return found
+
+    def greedy(
+        self,
+        budget_bytes: int,
+        deadline: Deadline,
+        *,
+        patience: Deadline | None = None,
+        starts: Iterable[Candidate] = (),
+    ) -> Found:
+        """Find a fast choice that fits a budget, without a bound other than the time of saving everything."""
+        found = Found(self.plain, bound=self.plain.time)
+        for candidate in (*self.by_hand, *starts):
+            self._note(found, candidate, budget_bytes)
+        self._tighten(found, self.plain, budget_bytes, deadline)
+        if found.best is not None:
+            limit = patience or deadline
+            limit = limit.within(limit.remaining / 2)
+            found.best = self._relaxed(self._thinned(found.best, budget_bytes, limit), budget_bytes, limit)
         return found
 
     def smallest(self, *, step: int, deadline: Deadline, starts: Iterable[Candidate] = ()) -> Found:
@@ -284,12 +311,53 @@ class Chooser:
                 break
         return found
 
-    def _relaxed(self, best: Candidate, budget_bytes: int) -> Candidate:
+    def _tighten(self, found: Found, candidate: Candidate, budget_bytes: int, deadline: Deadline) -> None:
+        """Recompute more calls than a choice that exceeds a budget, until it fits, and note what is found."""
+        tighter: Candidate | None = candidate
+        seen: set[frozenset[tuple[int, bool]]] = set()
+        while tighter is not None and tighter.peak_bytes > budget_bytes and not deadline.passed:
+            if frozenset(tighter.regions.items()) in seen:  # what frees memory at one point needs it at another
+                break
+            seen.add(frozenset(tighter.regions.items()))
+            tighter = self._tighter(tighter, budget_bytes)
+            if tighter is not None:
+                self._note(found, tighter, budget_bytes)
+        if tighter is not None and tighter is found.best:
+            found.best = self._relaxed(tighter, budget_bytes, deadline)
+
+    def _tighter(self, candidate: Candidate, budget_bytes: int) -> Candidate | None:
+        """Return a choice that needs less at the peak of another, about half-way to a budget; None if there is none."""
+        amount, point = max(candidate.memory, key=itemgetter(0))
+        if point not in self.memory:
+            self.memory[point] = self.points.memory(point)
+        tightening = Tightening(self.layout, self.options, self.memory[point], candidate.regions)
+        excess = amount - budget_bytes
+        at_once = min(excess, max(excess // 2, (self.plain.peak_bytes - budget_bytes) // _TIGHTENING_STEPS))
+        return self.candidate(tightening.regions) if tightening.free(excess, at_once=at_once) else None
+
+    def _thinned(self, best: Candidate, budget_bytes: int, deadline: Deadline) -> Candidate:
+        """Leave out as many decisions as possible, several at once as long as that fits, the costly ones first."""
+        size = len(best.regions) // 2
+        while size:
+            order = sorted(best.regions, key=lambda c: -self.options.times[c])
+            for left_out in (order[i : i + size] for i in range(0, len(order), size)):
+                if deadline.passed:
+                    return best
+                rest = {c: keeps for c, keeps in best.regions.items() if c not in left_out}
+                candidate = self.candidate(rest)
+                if candidate.peak_bytes <= budget_bytes and candidate.time < best.time:
+                    best = candidate
+            size //= 2
+        return best
+
+    def _relaxed(self, best: Candidate, budget_bytes: int, deadline: Deadline) -> Candidate:
         """Spend what is left of a budget, decision by decision."""
         is_better = True
         while is_better:
             is_better = False
             for regions in self._relaxations(best.regions, budget_bytes - best.peak_bytes):
+                if deadline.passed:
+                    return best
                 candidate = self.candidate(regions)
                 if candidate.peak_bytes <= budget_bytes and candidate.time < best.time:
                     best, is_better = candidate, True
@@ -306,7 +374,8 @@ class Chooser:
         for c in (c for c, keeps in regions.items() if not keeps):
             others = {other: keeps for other, keeps in regions.items() if other != c}
             inside = [d for d in times if self.layout.is_inside(d, c)]
-            if saved_bytes[c] <= spare_bytes:
+            is_nested = not others.keys().isdisjoint(self.layout.ancestors[c])  # then it matters only for a while
+            if is_nested or saved_bytes[c] <= spare_bytes:
                 found.append((times[c], others))
             elif others.keys().isdisjoint([*inside, *self.layout.ancestors[c]]):
                 parts = [d for d in inside if saved_bytes[c] - saved_bytes[d] <= spare_bytes and times[d] < times[c]]

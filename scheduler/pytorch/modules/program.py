@@ -8,6 +8,7 @@ choice of calls.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pulp
@@ -65,11 +66,12 @@ class Options:
     def of(cls, layout: Layout) -> Options:
         """Return the calls whose recomputation frees something that their arguments do not hold."""
         tree = layout.tree
-        times, savings = {}, {}
+        times: dict[int, float] = {}
+        savings: dict[int, float] = {}
         saved_bytes, kept_bytes = {}, {}
-        for c, call in enumerate(tree.calls):
+        for c, call in reversed([*enumerate(tree.calls)]):  # a call comes after those in it
             segments = range(call.start, call.stop)
-            if call.refusal or not any(_frees(layout, c, i) for i in segments):
+            if call.refusal or not any(_frees(layout, c, i) for i in segments) or _never_pays(layout, c, times):
                 continue
             times[c] = sum(tree.segments[i].forward_time for i in segments)
             saved = sum(
@@ -91,6 +93,23 @@ def _frees(layout: Layout, call: int, segment: int) -> bool:
     """Return whether a segment saves what the arguments of a call do not hold, or needs more memory to save it."""
     peaks = layout.peaks[segment]
     return peaks.saving > peaks.without_saving or any(call not in layout.groups[g].calls for g in layout.saved[segment])
+
+
+def _never_pays(layout: Layout, c: int, options: Iterable[int]) -> bool:
+    """Return whether recomputing a call needs as much memory at every point, whatever else is recomputed.
+
+    It is so for a call of one segment, such as a dropout, if what nobody but the call would hold for
+    it is at least as large as what is freed: arguments that die in it, and that nothing saves.
+    """
+    call, groups = layout.tree.calls[c], layout.groups
+    i = call.start
+    if call.stop - i != 1 or any(layout.is_inside(option, c) for option in options):
+        return False
+    if layout.peaks[i].saving > layout.peaks[i].without_saving or any(groups[g].is_expensive for g in layout.born[i]):
+        return False
+    own = (groups[g] for g in layout.held[c] if groups[g].dies == i and not groups[g].savers)
+    held = sum(group.size_bytes for group in own if group.calls == (c,))
+    return held >= sum(groups[g].size_bytes for g in layout.saved[i] if c not in groups[g].calls)
 
 
 class Program:

@@ -18,9 +18,11 @@ from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOpt
 from scheduler.export.chrome_trace import plan_to_chrome_trace
 from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan, plan_schema
-from scheduler.pytorch.modules.choice import plan_modules
+from scheduler.pytorch.modules.choice import Chooser, plan_modules
 from scheduler.pytorch.modules.lowering import lower
+from scheduler.pytorch.modules.program import Options
 from scheduler.solution import Status
+from scheduler.solvers.deadline import Deadline
 from tests.support.call_trees import Machine, block_tree, every_choice, random_tree, transformer_tree
 from tests.support.fake_clock import FakeClock
 
@@ -50,6 +52,22 @@ def test_the_answer_is_that_of_trying_every_choice(seed: int) -> None:
         assert plan.peak_bytes <= budget
         rough = plan_modules(lowered, budget, gap=0.1)
         assert rough.bound <= best <= rough.time <= best / (1 - 0.1) + 1e-9
+
+
+@pytest.mark.parametrize(("saved", "value"), [(1, 2), (2, 2), (3, 2)])
+def test_calls_that_hold_as_much_as_they_free_are_left_out_and_no_answer_is_worse(saved: int, value: int) -> None:
+    tree = block_tree(5, saved=saved, value=value)
+    tree = replace(
+        tree, segments=tuple(replace(segment, forward_peak_bytes=saved + value) for segment in tree.segments)
+    )
+    machines = [Machine(tree, regions) for regions in every_choice(tree)]
+    lowered = lower(tree)
+    assert set(Options.of(lowered.layout).times) == ({0} if saved <= value else {0, 1, 2, 3, 4})
+    for budget in {machine.peak_bytes for machine in machines}:
+        best = min(machine.time for machine in machines if machine.peak_bytes <= budget)
+        assert plan_modules(lowered, budget, gap=0.0).time == best
+    with pytest.raises(BudgetTooSmallError):
+        plan_modules(lowered, min(machine.peak_bytes for machine in machines) - 1)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -205,3 +223,15 @@ def test_by_default_a_search_ends_soon_once_there_is_an_answer() -> None:
         hurried, patient = plan_modules(lowered, "min+30%"), plan_modules(lowered, "min+30%", time_limit=60.0)
         assert plan_modules(lowered, smallest).peak_bytes <= smallest
     assert patient.gap <= 0.005 < hurried.gap
+
+
+@pytest.mark.parametrize("spread", [0, 100])
+def test_greedy_answers_fit_and_are_close_to_the_bound(spread: int) -> None:
+    chooser = Chooser(lower(transformer_tree(6, spread=spread)))
+    plain = chooser.plain.peak_bytes
+    for budget in (plain * 9 // 10, plain * 7 // 10, plain // 2):
+        found = chooser.greedy(budget, Deadline(60.0))
+        assert found.best is not None
+        assert found.best.peak_bytes <= budget
+        bound = plan_modules(chooser.lowered, budget, gap=0.0).bound
+        assert found.best.time <= 1.05 * bound
