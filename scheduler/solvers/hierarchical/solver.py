@@ -16,12 +16,17 @@ from scheduler.solvers.hierarchical.chain import BlockChain
 from scheduler.solvers.hierarchical.graphs import block_graphs
 from scheduler.solvers.hierarchical.modes import BlockModes
 from scheduler.solvers.hierarchical.partition import partition
+from scheduler.solvers.hierarchical.time_segments import TimeSegments
 from scheduler.solvers.ilp.frontier import CutFrontier
 
 LEAST_BLOCKS = 4
 """Fewest blocks for which this solver is used."""
+MOST_KINDS = 16
+"""Most distinct blocks that are solved one by one."""
 MODE_LIMITS = 24
 """Number of steps from keeping nothing to keeping everything in a block; each step looks for one mode."""
+_SEGMENTS_SHARE = 0.7
+"""Share of the time for segments of time."""
 _CUT_SHARE = 0.6
 """Share of the remaining time for the cut at the peak."""
 _MODES_SHARE = 0.5
@@ -43,11 +48,14 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     keep, and how high its backward may peak), and `dp` finds the best sequence of modes and of
     forward runs that keep nothing. Simulation shows how far memory on the chain is from that
     of the network, and the chain's budget is adjusted until the network's budget is met.
+    A long network without blocks, or with too many distinct ones, such as an unrolled recurrent
+    one, is divided into segments of time instead (`TimeSegments`).
 
     Guarantee: the bounds hold for every schedule; the schedule is optimal in the input order
     if its time equals the bound, as it usually does down to half of the memory. When: deep
-    networks that separate into blocks, up to 10^5 operations. Cost: a hundred small integer
-    programs per distinct block, and a dynamic program over the blocks. Memory: at most 512 MiB
+    networks that separate into blocks, up to 10^5 operations, and long ones. Cost: a hundred
+    small integer programs per distinct block, and a dynamic program over the blocks; one to
+    seven integer programs over a long network. Memory: at most 512 MiB
     and 8 KiB an operation. Reference: after the hierarchical approach of Zhao et al. 2023
     (Rockmate), arXiv 2307.01236.
 
@@ -62,7 +70,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         return Proposal(problem.save_everything, "input order", problem.least_time, problem.least_time)
     search = _Search(problem, deadline)
     search.run()
-    messages = (f"blocks: {len(search.parts)}, {len({id(part.graph) for part in search.parts})} distinct",)
+    messages = ("segments of time",) if search.is_long else (f"blocks: {len(search.parts)}, {search.kinds} distinct",)
     return Proposal(
         search.best,
         "input order",
@@ -83,16 +91,23 @@ class _Search:
                 '"hierarchical" does not support graphs with alternatives: use "auto", "ilp" or "dp"'
             )
         blocks = partition(problem.graph)
-        if len(blocks) < LEAST_BLOCKS or not blocks[-1].backward:
+        separates = len(blocks) >= LEAST_BLOCKS and bool(blocks[-1].backward)
+        if not separates and not TimeSegments.suits(problem.graph):
             raise UnsuitableProblemError(
                 f'"hierarchical" needs a graph that separates into {LEAST_BLOCKS} blocks or more,'
                 f' got {len(blocks)}: use "auto", "ilp" or "anneal"'
             )
-        self.parts = block_graphs(problem.graph, blocks)
+        self.parts = block_graphs(problem.graph, blocks) if separates else ()
+        self.is_long = TimeSegments.suits(problem.graph) and (not separates or self.kinds > MOST_KINDS)
         self.frontiers: dict[int, CutFrontier] = {}
         self.best: Schedule | None = None
         self.best_time = math.inf
         self.bound = self.global_bound = problem.least_time
+
+    @property
+    def kinds(self) -> int:
+        """Number of distinct blocks."""
+        return len({id(part.graph) for part in self.parts})
 
     @property
     def closed(self) -> bool:
@@ -100,6 +115,15 @@ class _Search:
         return is_close_enough(self.problem, self.best_time, self.bound)
 
     def run(self) -> None:
+        """Solve the distinct blocks, or segments of time where too many blocks are distinct."""
+        if self.is_long:
+            segments = TimeSegments(self.problem)
+            segments.run(self.deadline.within(_SEGMENTS_SHARE * self.deadline.remaining), self._offer)
+            self.bound = max(self.bound, segments.bound)
+        else:
+            self._solve_blocks()
+
+    def _solve_blocks(self) -> None:
         """Solve the cut and decode its answer; if that is not optimal, search over the chain of blocks."""
         begun = clock.now()
         cut = OneCut(self.problem, self.parts, self.frontiers, at_peak=True)

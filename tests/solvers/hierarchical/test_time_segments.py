@@ -1,0 +1,86 @@
+"""Check long and thin networks: unrolled recurrent ones, which no residual stream divides."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import scheduler as sc
+from scheduler.problem import Problem, parse_budget
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.hierarchical import propose
+from scheduler.solvers.hierarchical.time_segments import TimeSegments, separators
+
+STEPS = 200
+
+
+def unrolled(steps: int) -> sc.Graph:
+    """Return a training step of a recurrent net: expensive gates, a cheap state, and outputs that the loss reads.
+
+    No two steps take the same time, so that no two blocks are equal.
+    """
+    forward, backward, tensors = [], [], [sc.Tensor("state0", 0), sc.Tensor("loss", 1), sc.Tensor("gradient", 4)]
+    for t in range(1, steps + 1):
+        tensors += [
+            sc.Tensor(f"gates{t}", 16),
+            sc.Tensor(f"state{t}", 4),
+            sc.Tensor(f"out{t}", 4),
+            sc.Tensor(f"d{t}", 4),
+            sc.Tensor(f"e{t}", 4),
+        ]
+        forward += [
+            sc.Operation(f"gates{t}", [f"state{t - 1}"], [f"gates{t}"], 100.0 + t / steps),
+            sc.Operation(f"state{t}", [f"gates{t}", f"state{t - 1}"], [f"state{t}"], 1.0),
+            sc.Operation(f"out{t}", [f"state{t}"], [f"out{t}"], 1.0),
+        ]
+        above = "gradient" if t == steps else f"d{t + 1}"
+        backward += [
+            sc.Operation(f"d{t}", [f"e{t}", f"state{t - 1}"], [f"d{t}"], 150.0, phase="backward"),
+            sc.Operation(f"e{t}", [above, f"gates{t}", f"state{t}"], [f"e{t}"], 1.0, phase="backward"),
+        ]
+    outputs = [f"out{t}" for t in range(1, steps + 1)]
+    loss = [
+        sc.Operation("loss", outputs, ["loss"], 1.0),
+        sc.Operation("gradient", ["loss"], ["gradient"], 1.0, phase="backward"),
+    ]
+    return sc.Graph([*forward, *loss, *reversed(backward)], tensors, resident=["state0"], results=["d1"])
+
+
+@pytest.mark.parametrize(("budget", "gap"), [("80%", 0.01), ("60%", 0.02), ("45%", 0.05)])
+def test_an_unrolled_network_gets_a_schedule_near_its_bound(budget: str, gap: float) -> None:
+    graph = unrolled(STEPS)
+    problem = Problem(graph, parse_budget(budget, graph))
+    proposal = propose(problem, deadline=Deadline(60), seed=0)
+    assert proposal.schedule is not None
+    simulation = sc.simulate(graph, proposal.schedule)
+    assert simulation.peak_bytes <= problem.budget_bytes
+    assert proposal.bound <= simulation.time <= proposal.bound / (1 - gap)
+
+
+def test_the_bound_is_that_of_the_integer_program_at_the_peak() -> None:
+    graph = unrolled(STEPS)
+    problem = Problem(graph, parse_budget("60%", graph))
+    segments = TimeSegments(problem)
+    segments.run(Deadline(60), lambda schedule: problem.budget_bytes)
+    exact = sc.solve(graph, "60%", solver="ilp", reorder=False, time_limit=20)
+    assert problem.least_time < segments.bound <= exact.time
+    assert segments.bound >= exact.bound * (1 - 0.01)
+
+
+def test_segments_are_separated_by_the_state_alone() -> None:
+    graph = unrolled(STEPS)
+    names = {graph.tensors[t].name for t in separators(graph, 8)}
+    assert 7 <= len(names) <= 16
+    assert all(name.startswith("state") for name in names)
+
+
+def test_segments_are_of_similar_length() -> None:
+    graph = unrolled(STEPS)
+    steps = sorted(int(graph.tensors[t].name.removeprefix("state")) for t in separators(graph, 8))
+    assert max(after - before for before, after in itertools.pairwise([0, *steps, STEPS])) <= 2 * STEPS // 8
+
+
+def test_short_graphs_are_not_divided() -> None:
+    assert TimeSegments.suits(unrolled(STEPS))
+    assert not TimeSegments.suits(unrolled(20))
