@@ -6,6 +6,7 @@ import csv
 import os
 import platform
 import subprocess
+import sys
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,7 +99,8 @@ def record(recording: Recording) -> Recording:
     )
     before = recording.path.read_bytes() if recording.path.exists() else None
     recording.path.unlink(missing_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
     try:
         subprocess.run(["bash", "-ec", recording.command], cwd=ROOT, env=environment, check=True)
     except BaseException:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.pages import recordings
 from tests.pages.generate import FIGURES, GUIDE, generated, page_paths, tables_shown, without_ages
 from tests.pages.recordings import read_manifest, read_rows, table_names
 
@@ -39,6 +41,22 @@ def test_every_figure_is_of_what_was_recorded() -> None:
         svg = (FIGURES / f"{name}.svg").read_text()
         assert digest_of(name) in svg, FIXED
         assert labels(svg) == labels(svg_of(name)), FIXED
+
+
+def test_recording_a_table_runs_its_command_and_says_when_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordings, "BENCHMARKS", tmp_path)
+    table = tmp_path / "new.csv"
+    known = recordings.Recording("new", f"echo a,b > {table} && echo 1,2 >> {table}", "", "", "")
+    found = recordings.record(known)
+    assert recordings.read_rows("new") == [{"a": "1", "b": "2"}]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found.date)
+    assert re.fullmatch(r"\d+ cores of .*, load \d+\.\d", found.machine)
+    # A command that fails leaves the table that was there.
+    with pytest.raises(subprocess.CalledProcessError):
+        recordings.record(recordings.Recording("new", f"echo c > {table}; false", "", "", ""))
+    assert recordings.read_rows("new") == [{"a": "1", "b": "2"}]
 
 
 def labels(svg: str) -> list[str]:
