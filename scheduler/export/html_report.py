@@ -29,6 +29,9 @@ table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.8rem 0.2rem 0; border-bottom: 1px solid #ddd; }
 thead th { border-bottom: 2px solid #222; overflow-wrap: normal; }
 tbody th { font-weight: normal; }
+#layers th, #layers td { overflow-wrap: normal; }
+#layers ul { overflow-wrap: anywhere; min-width: 8rem; }
+@media (max-width: 40rem) { #layers { display: block; overflow-x: auto; } }
 tfoot th, tfoot td { border-top: 2px solid #222; font-weight: bold; }
 ul { margin: 0.2rem 0; padding-left: 1.2rem; }
 code { font-size: 0.9em; }
