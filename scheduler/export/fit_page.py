@@ -11,10 +11,11 @@ from scheduler.units import html_table
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 2rem auto;
-  padding: 0 1rem; overflow-wrap: anywhere; }
+  padding: 0 1rem; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; }
 h2 { font-size: 1.2rem; margin-top: 2rem; }
 table { border-collapse: collapse; width: 100%; }
+@media (max-width: 40rem) { table { display: block; overflow-x: auto; } }
 th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.8rem 0.2rem 0; border-bottom: 1px solid #ddd; }
 """
 _COLORS = ("#0072b2", "#56b4e9", "#009e73", "#f0e442", "#e69f00", "#d55e00", "#cc79a7", "#999999")
