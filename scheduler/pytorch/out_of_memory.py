@@ -27,6 +27,7 @@ from scheduler.pytorch.measurement.live_memory import (
 )
 from scheduler.pytorch.torch_private.autograd import modes_disabled
 from scheduler.pytorch.torch_private.pytree import tree_leaves
+from scheduler.pytorch.torch_private.tensors import FakeTensorMode
 from scheduler.pytorch.tracing import capture_joint
 from scheduler.simulator import simulate
 from scheduler.units import format_bytes, format_percent, parse_bytes, text_table
@@ -239,13 +240,14 @@ def _graphs_of(model: nn.Module, optimizer: Optimizer | None, watch: LiveMemory)
         return None, "the model was not called"
     args, kwargs = watch.arguments
     try:
-        memory = read_device_memory(model, 0, optimizer, watch.had_gradients)
+        with FakeTensorMode(allow_non_fake_inputs=True):  # the state of a first step is asked for without memory
+            memory = read_device_memory(model, 0, optimizer, watch.had_gradients)
         joint = export_joint(model, args, kwargs, None)
         plain, captured = (
             capture_joint(form, type(model).__name__, costs="flops", memory=memory).graph
             for form in (replace(joint, functional=True), joint)
         )
-    except (SchedulerError, torch.OutOfMemoryError) as error:
+    except SchedulerError as error:
         return None, str(error)
     return _Step(plain, captured), ""
 

@@ -100,6 +100,16 @@ def test_gradients_and_optimizer_state_are_kinds_of_their_own() -> None:
     assert another.peak_bytes == report.peak_bytes - 2 * PARAMETERS - steps
 
 
+def test_the_state_of_an_optimizer_counts_before_its_first_step() -> None:
+    model, x = Model(), torch.ones(BATCH, WIDTH)
+    room = PARAMETERS + ROW + 30 * ROW
+    report = failed(room, model, x, optimizer=torch.optim.AdamW(model.parameters()))
+    assert "optimizer state" not in report.live_bytes
+    assert report.peak_bytes is not None
+    steps = 4 * 2 * DEPTH
+    assert lever(report, "another optimizer").peak_bytes == report.peak_bytes - 2 * PARAMETERS - steps
+
+
 def lever(report: MemoryReport, name: str) -> Lever:
     (found,) = (lever for lever in report.levers if lever.name == name)
     return found
