@@ -245,7 +245,7 @@ def _graphs_of(model: nn.Module, optimizer: Optimizer | None, watch: LiveMemory)
         joint = export_joint(model, args, kwargs, None)
         plain, captured = (
             capture_joint(form, type(model).__name__, costs="flops", memory=memory).graph
-            for form in (replace(joint, functional=True), joint)
+            for form in (replace(joint, as_eager=True), joint)
         )
     except SchedulerError as error:
         return None, str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor as TorchTensor
 from torch import fx, nn
@@ -70,7 +71,8 @@ def trace(
         every machine; operators that multiply cost their FLOPs, and for all others moved bytes
         only break ties, which is not the time that they take. A device (`scheduler.device("h100-80gb")`,
         say) that need not be there: times are estimated by a roofline, attention is the kernel
-        that torch runs on that device, and the graph's `assumptions` say what this rests on.
+        that torch runs on that device, operations keep their inputs as in eager PyTorch, and the
+        graph's `assumptions` say what this rests on.
         Regions of `torch.autocast("cuda")` in the model or the loss have their effect; one around
         the call must be `torch.autocast("cpu")`, and casts as on the device.
     workspaces : bool, optional
@@ -114,9 +116,18 @@ def trace(
     True
     """
     memory = read_device_memory(model, reserve, optimizer, accumulate_gradients)
-    with kernels_of(costs if isinstance(costs, Device) else None):
+    elsewhere = costs if isinstance(costs, Device) and costs.platform != "cpu" else None
+    with kernels_of(elsewhere):
         captured = capture(
-            model, args, kwargs, loss, costs=costs, workspaces=workspaces, memory=memory, progress=progress or ignore
+            model,
+            args,
+            kwargs,
+            loss,
+            costs=costs,
+            workspaces=workspaces,
+            memory=memory,
+            as_eager=elsewhere is not None,
+            progress=progress or ignore,
         )
     return captured.graph
 
@@ -130,6 +141,7 @@ def capture(
     costs: Costs = "flops",
     workspaces: bool | None = None,
     memory: DeviceMemory = NO_OTHER_MEMORY,
+    as_eager: bool = False,
     progress: Progress = ignore,
 ) -> Capture:
     """Return the captured step of a model; `trace` returns its graph.
@@ -140,6 +152,8 @@ def capture(
         As for `trace`. Times do not affect how a plan is executed.
     memory : DeviceMemory
         The memory that the device holds in addition to the step.
+    as_eager : bool
+        As of `Joint`; a plan is executed by a capture without it.
 
     Raises
     ------
@@ -148,7 +162,7 @@ def capture(
     """
     with _collector_disabled():
         progress(TracingProgress("capturing the step"))
-        joint = export_joint(model, tuple(args), dict(kwargs or {}), loss)
+        joint = replace(export_joint(model, tuple(args), dict(kwargs or {}), loss), as_eager=as_eager)
         return capture_at(
             model, joint, args, kwargs or {}, costs=costs, workspaces=workspaces, memory=memory, progress=progress
         )

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from scheduler.errors import CaptureError
+from scheduler.problem import save_everything
 from scheduler.pytorch import trace
 from scheduler.pytorch.capture.instructions import Call
+from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
 from scheduler.pytorch.models.catalog import make_model
 from scheduler.pytorch.tracing import capture
 from scheduler.schedule import schedule_from_runs
@@ -31,6 +33,37 @@ def test_parameters_buffers_and_inputs_are_resident_and_gradients_are_results():
     assert graph.resident_bytes == 4 * (32 + 8 + 8 + 8 + 8 + 8 + 2 * 4) + 8
     # Loss, its incoming gradient, and four gradients.
     assert len(graph.results) == 6
+
+
+class Residual(nn.Module):
+    """Two residual blocks with a classifier, whose backward adds up gradients and could overwrite others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(2)
+        )
+        self.classifier = nn.Linear(16, 500)
+
+    def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return nn.functional.cross_entropy(self.classifier(x), classes)
+
+
+@pytest.mark.parametrize("classes", [500, 2])
+def test_the_peak_of_eager_training_is_that_of_a_step_captured_as_eager(classes: int):
+    model = Residual()
+    model.classifier = nn.Linear(16, classes)  # many: the peak is in the loss; few: in the blocks
+    args = (torch.rand(64, 16), torch.zeros(64, dtype=torch.long))
+    graph = capture(model, args, as_eager=True).graph
+    step, resident = training_step(model, args), resident_tensors(model, args)
+    with StorageTracker(resident) as tracker:
+        step()
+    expected = storage_bytes(resident) + tracker.peak_bytes
+    assert simulate(graph, save_everything(graph)).peak_bytes == expected
+    reused = capture(model, args).graph
+    assert simulate(reused, save_everything(reused)).peak_bytes < expected
 
 
 def test_operations_are_named_after_their_submodule():

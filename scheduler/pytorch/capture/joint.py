@@ -79,6 +79,9 @@ class Joint:
     functional : bool
         Whether calls must stay as they are: none writes over its input, updates running
         statistics, or draws random numbers a second time.
+    as_eager : bool
+        Whether calls of the backward write over an input only where eager PyTorch does: its peak
+        is then that of the save-everything schedule.
     counters : tuple of str
         Qualified names of attributes that forward changes and that have no effect.
     conditions : tuple of Condition
@@ -96,5 +99,6 @@ class Joint:
     signature: Signature
     route: Route
     functional: bool = False
+    as_eager: bool = False
     counters: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()

@@ -173,7 +173,9 @@ def test_without_attention_and_autocast_a_gpu_has_the_operators_of_the_cpu() -> 
         )
 
     one, other = (trace(model, args, loss=loss, costs=costs) for costs in (sc.device("h100-80gb"), "flops"))
-    assert one.structure_digest == other.structure_digest
+    assert [o.signature for o in one.operations] == [o.signature for o in other.operations]
+    # As in eager PyTorch, no operation writes over its input, so that all may be repeated.
+    assert sum(o.repeatable for o in one.operations) > sum(o.repeatable for o in other.operations)
 
 
 class Parts(nn.Module):

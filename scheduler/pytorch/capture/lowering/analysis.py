@@ -203,7 +203,7 @@ def _find_variants(
     norms: Mapping[fx.Node, BatchNorm],
     sizes: StorageSizes,
 ) -> dict[fx.Node, Variant]:
-    reuses = {} if joint.functional else find_reuses(joint.module.graph, late, sizes)
+    reuses = {} if joint.functional else find_reuses(joint.module.graph, late, sizes, as_eager=joint.as_eager)
     variants: dict[fx.Node, Variant] = {}
     for node in calls:
         target = cast("OpOverload", node.target)

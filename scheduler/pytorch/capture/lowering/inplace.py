@@ -64,7 +64,9 @@ class Reuse:
     kwargs: dict[str, Argument]
 
 
-def find_reuses(graph: fx.Graph, backward: Collection[fx.Node], sizes: StorageSizes) -> dict[fx.Node, Reuse]:
+def find_reuses(
+    graph: fx.Graph, backward: Collection[fx.Node], sizes: StorageSizes, *, as_eager: bool = False
+) -> dict[fx.Node, Reuse]:
     """Return the calls of the backward that can write over an input, with the way to do so.
 
     Parameters
@@ -75,6 +77,8 @@ def find_reuses(graph: fx.Graph, backward: Collection[fx.Node], sizes: StorageSi
         The calls of the backward.
     sizes : StorageSizes
         An input is written over only if its storage is as large as that of the output.
+    as_eager : bool
+        Whether only sums write over an input: autograd adds up gradients in place, too.
     """
     storages: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -82,7 +86,8 @@ def find_reuses(graph: fx.Graph, backward: Collection[fx.Node], sizes: StorageSi
             storages.setdefault(storage_key(node.meta["val"]), []).append(node)
     found = {}
     for node in graph.nodes:
-        for reuse in _candidates(node, sizes) if node in backward else ():
+        is_candidate = node in backward and (not as_eager or node.target is aten.add.Tensor)
+        for reuse in _candidates(node, sizes) if is_candidate else ():
             if _is_spent(reuse.source, node, storages[storage_key(reuse.source.meta["val"])], backward):
                 found[node] = reuse
                 break
