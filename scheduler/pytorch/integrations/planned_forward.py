@@ -26,6 +26,7 @@ from scheduler.pytorch.execute.guards import call_key
 from scheduler.pytorch.execute.lengths import example_of, longest_first, plan_lengths
 from scheduler.pytorch.execute.module import MAX_SHAPES, CheckpointedModule, OnMismatch
 from scheduler.pytorch.integrations.distributed import share_plan
+from scheduler.pytorch.modules.names import Body
 from scheduler.units import parse_bytes
 
 
@@ -84,7 +85,7 @@ class PlannedForward:
         self.optimizer, self.accumulate_gradients, self.options = optimizer, accumulate_gradients, options
         self.planned: CheckpointedModule | None = None
         self._own = vars(module).get("forward")
-        body, plain = _Body(module), module.forward
+        body, plain = Body(module), module.forward
 
         @functools.wraps(plain)
         def forward(*args: object, **kwargs: object) -> object:
@@ -214,15 +215,3 @@ def with_buckets(options: ForwardOptions, module: nn.Module) -> ForwardOptions:
 
 def _are_several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-class _Body(nn.Module):
-    """A module without its hooks: calls the forward that the module had on construction of this one."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.call = module.forward
-
-    def forward(self, *args: object, **kwargs: object) -> object:
-        return self.call(*args, **kwargs)

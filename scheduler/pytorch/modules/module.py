@@ -13,7 +13,7 @@ from typing import Protocol, Unpack
 import torch
 from torch import Tensor, nn
 
-from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError
+from scheduler.errors import BudgetTooSmallError, ExecutionError, InvalidOptionError, OutOfTimeError
 from scheduler.graph.decisions import Decision, Span
 from scheduler.plan import Plan
 from scheduler.pytorch.capture.arguments import Signature, read_arguments
@@ -21,8 +21,9 @@ from scheduler.pytorch.execute.guards import CallKey
 from scheduler.pytorch.execute.module import MAX_SHAPES, CheckpointedModule, ModuleSettings
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors
 from scheduler.pytorch.measurement.step_peaks import AllocatorPeak
+from scheduler.pytorch.modules.names import find_module, root_of
 from scheduler.pytorch.modules.regions import Kind
-from scheduler.pytorch.modules.replay import Replay, find_module, is_following
+from scheduler.pytorch.modules.replay import Replay, is_following
 from scheduler.pytorch.torch_private import pytree
 from scheduler.pytorch.torch_private.modules import is_compiled, submodules_of
 from scheduler.units import format_bytes
@@ -214,8 +215,8 @@ class ModulesModule(CheckpointedModule):
             return ""
         for name, cls in self._classes.items():
             try:
-                found = type(self.module.get_submodule(name))
-            except AttributeError:
+                found = type(find_module(self.module, name))
+            except ExecutionError:
                 return f'the model has no module "{name}" any more'
             if not issubclass(found, cls):  # fully_shard makes a subclass
                 return f'module "{name}" is a {found.__name__}, but was a {cls.__name__} when the plan was made'
@@ -347,8 +348,8 @@ def number_of_calls(plan: Plan) -> Counter[str]:
 def _links(module: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, nn.Module | None], str, nn.Module]]:
     """Return where modules are held, from the root down to the named ones."""
     paths = {path for name in names if name for path in accumulate(name.split("."), lambda one, key: f"{one}.{key}")}
-    found = []
+    root, found = root_of(module), []
     for path in paths:
         parent, _, key = path.rpartition(".")
-        found.append((submodules_of(module.get_submodule(parent)), key, module.get_submodule(path)))
+        found.append((submodules_of(root.get_submodule(parent)), key, root.get_submodule(path)))
     return found

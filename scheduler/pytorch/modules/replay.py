@@ -24,6 +24,7 @@ from scheduler.errors import ExecutionError
 from scheduler.graph.decisions import Decision, span_layer
 from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
+from scheduler.pytorch.modules.names import called_forward, find_module, modules_by_name, root_of
 from scheduler.pytorch.modules.recomputation.call_state import CallState, ChangingBuffers, Parts
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults
@@ -88,7 +89,7 @@ class Replay:
         decisions: dict[object, list[Decision]] = {}
         for module, planned in self._planned.items():
             decisions.setdefault(_kind(planned.name, module), []).extend(planned.strictest)
-        for name, module in self.model.named_modules():
+        for name, module in modules_by_name(self.model).items():
             if name not in calls and module not in self._planned and (found := decisions.get(_kind(name, module))):
                 strictest = [replace(decision, module=name, number=0) for decision in _strictest(found)]
                 self._planned[module] = _PlannedCalls(strictest, 1)
@@ -348,9 +349,9 @@ def _planned_forward(module: nn.Module, forward: Forward) -> Forward:
 
 def _in_parts(module: nn.Module, forward: Forward, parts: Sequence[Part]) -> Forward:
     """Return a forward that calls the children of a module in turn, and those of each part as a region."""
-    if not parts or not calls_in_turn(forward):
+    if not parts or not calls_in_turn(called_forward(module, forward)):
         return forward
-    children = tuple(module.children())
+    children = tuple(root_of(module).children())
 
     def in_parts(input: object) -> object:
         return _call_in_turn(children, parts, 0, len(children), input)
@@ -381,14 +382,3 @@ def is_following() -> bool:
 def _own_generators(model: nn.Module) -> list[OutsideState]:
     states = OutsideStates(model, None, ReadNames(model, None)).own_states
     return [state for state in states if state.is_random]
-
-
-def find_module(model: nn.Module, name: str) -> nn.Module:
-    """Return the module of a qualified name, or raise an `ExecutionError`."""
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        raise ExecutionError(
-            f'the plan recomputes calls of the module "{name}", but {type(model).__name__} has no module of this name:'
-            " pass the model that the plan was made for, or make a new plan"
-        ) from None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from scheduler.graph.decisions import Decision
+from scheduler.pytorch.modules.names import called_forward, root_of
 from scheduler.pytorch.torch_private.modules import is_compiled
 
 
@@ -21,9 +22,12 @@ def calls_in_turn(forward: Callable[..., object]) -> bool:
 
 def children_in_turn(module: nn.Module) -> tuple[nn.Module, ...]:
     """Return the children that a module calls in turn; none if it does more, or calls one of them twice."""
-    if not isinstance(module, nn.Sequential) or not calls_in_turn(module.forward) or is_compiled(module):
+    called = root_of(module)
+    if not isinstance(called, nn.Sequential) or not calls_in_turn(called_forward(module, module.forward)):
         return ()
-    children = tuple(module)
+    if is_compiled(module):
+        return ()
+    children = tuple(called)
     return children if len(children) > 1 and len({*children}) == len(children) else ()
 
 

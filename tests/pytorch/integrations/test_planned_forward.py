@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from scheduler.errors import ExecutionError, InvalidOptionError
+from scheduler.pytorch import checkpointed, plan_step
 from scheduler.pytorch.integrations.planned_forward import PlannedForward
 from scheduler.pytorch.modules.measuring.recording import record
+from tests.support.pytorch.regression import mean_square
 
 OPTIONS = {"costs": "flops", "time_limit": 5.0}
 
@@ -141,6 +143,23 @@ def test_what_cannot_be_captured_is_planned_by_modules():
     with pytest.warns(UserWarning, match="planned by modules, because"):
         model(torch.ones(2, 4, dtype=torch.long)).sum().backward()
     assert forward.planned.plan.granularity == "modules"
+
+
+def test_a_plan_by_modules_is_for_the_model_itself_and_for_its_forward_alike():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4))), batch()
+    plan = plan_step(model, "min", (x,), loss=mean_square, granularity="modules")
+    forward = PlannedForward(model, plan, loss=mean_square)
+    model(x).backward()
+    assert forward.planned.plan.decisions == plan.decisions != ()
+    forward.remove()
+    forward = PlannedForward(model, "min", loss=mean_square, granularity="modules")
+    model(x).backward()
+    forward.remove()
+    made = forward.planned.plan
+    assert made.graph.name == "Sequential"
+    assert {decision.module for decision in made.decisions} <= {name for name, _ in model.named_modules()}
+    checkpointed(model, made, (x,), loss=mean_square)(x).backward()
 
 
 def test_a_granularity_that_trainers_do_not_know_is_rejected():

@@ -18,6 +18,7 @@ from scheduler.pytorch.capture.kept_state import RandomState
 from scheduler.pytorch.guards.outside_states import OutsideState
 from scheduler.pytorch.modules.calls import OUTSIDE
 from scheduler.pytorch.modules.measuring.observation import Began, Observer, Phase
+from scheduler.pytorch.modules.names import modules_by_name, root_of
 from scheduler.pytorch.modules.recomputation.call_state import Parts, tensors_held_for
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.torch_private.autograd import next_node_number, saving_hook
@@ -324,9 +325,9 @@ def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules whose calls can be seen, by their qualified names; compiled ones are seen from outside."""
     found: dict[str, nn.Module] = {}
     hidden: list[str] = []
-    for name, module in model.named_modules():
+    for name, module in modules_by_name(model).items():
         if not any(name.startswith(prefix) for prefix in hidden):
             found[name] = module
-            if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+            if isinstance(root_of(module), torch.jit.ScriptModule) or hasattr(root_of(module), "_orig_mod"):
                 hidden.append(f"{name}." if name else "")
     return found

@@ -34,6 +34,7 @@ from scheduler.pytorch.modules.measuring.forward_reading import ForwardReading
 from scheduler.pytorch.modules.measuring.observation import OPERATOR, Log, NotSavedError, Observer, Run, Saving
 from scheduler.pytorch.modules.measuring.outputs import loss_outside
 from scheduler.pytorch.modules.measuring.trees import make_tree
+from scheduler.pytorch.modules.names import modules_by_name, root_of
 from scheduler.pytorch.modules.replay import Replay
 from scheduler.pytorch.modules.sequences import children_in_turn
 from scheduler.pytorch.torch_private.autograd import node_number
@@ -87,13 +88,13 @@ def record(
     ExecutionError
         If a second run of the step calls other modules than the first.
     """
-    step = _Step(model, args, kwargs or {}, loss)
+    step, name = _Step(model, args, kwargs or {}, loss), type(root_of(model)).__name__
     with step.restored(), torch.enable_grad():
         forward = step.first_forward()
         refusals: dict[tuple[str, int], str] = {}
         while True:
             resident = step.resident(memory, forward)
-            tree = make_tree(type(model).__name__, forward.reading, [], resident, refusals, {})
+            tree = make_tree(name, forward.reading, [], resident, refusals, {})
             try:
                 logs = step.measure(forward, decide(tree))
             except _RegionFailedError as failed:
@@ -103,7 +104,7 @@ def record(
                 continue
             steps = [StepReading(log, forward.reading) for log in logs]
             resident = step.resident(memory, forward)
-            return make_tree(type(model).__name__, forward.reading, steps, resident, refusals, sequences_of(model))
+            return make_tree(name, forward.reading, steps, resident, refusals, sequences_of(model))
 
 
 @dataclass
@@ -294,7 +295,7 @@ class _Step:
         """Return the storages of the buffers of each module, and of those that change unseen."""
         own: dict[str, set[int]] = {}
         changing: dict[str, set[int]] = {}
-        for name, module in self._model.named_modules():
+        for name, module in modules_by_name(self._model).items():
             tensors = [tensor for part in module.modules() for tensor in buffers_of(part).values()]
             norms = [part for part in module.modules() if is_batch_norm(part) and part.training]
             unseen = [tensor for part in norms for tensor in buffers_of(part).values()]
