@@ -335,16 +335,18 @@ def _build_module(
             refusals.append(error)
             continue
         if refusals:
-            warn_of_fallback(granularity, refusals[0])
+            warn_of_fallback(granularity, refusals[0], stacklevel=3)
         return module
     raise refusals[0]
 
 
-def warn_of_fallback(granularity: str, refusal: CaptureError) -> None:
-    """Warn that a step is planned at another granularity than by operations, and say why."""
-    warnings.warn(
-        f"this step is planned by {granularity}, because it cannot be planned by operations: {refusal}", stacklevel=4
-    )
+def warn_of_fallback(granularity: str, refusal: CaptureError, *, stacklevel: int) -> None:
+    """Warn that a step is planned at another granularity than by operations, and say why.
+
+    `stacklevel` is what the caller would pass to `warnings.warn`.
+    """
+    text = f"this step is planned by {granularity}, because it cannot be planned by operations: {refusal}"
+    warnings.warn(text, stacklevel=stacklevel + 1)
 
 
 def _build_by_operations(

@@ -163,7 +163,7 @@ def max_batch(
         except CaptureError as error:
             if granularity == "operations":
                 raise
-            warn_of_fallback("modules", error)
+            warn_of_fallback("modules", error, stacklevel=2)
             granularity = "modules"
     if granularity == "modules":
         trees = TreeGrowth(steps.tree)

@@ -178,7 +178,7 @@ class PlannedForward:
 
         plan = share_plan(first)
         if refusal is not None:
-            warn_of_fallback("modules", refusal)
+            warn_of_fallback("modules", refusal, stacklevel=3)
         return plan
 
     def _make_plan(

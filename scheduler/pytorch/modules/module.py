@@ -230,17 +230,16 @@ class ModulesModule(CheckpointedModule):
         if measured.has_exceeded:
             self._tighten(measured, args, kwargs)
         self.plan = measured.plans[-1]
-        if self._planner is None or any(map(is_compiled, self.module.modules())):
-            return self._follow(measured, args, kwargs)
         device = next((tensor.device for tensor in (*self.module.parameters(), *inputs)), _CPU)
+        is_watched = self._planner is not None and (device.type == "cuda" or measured.steps < FIRST_STEPS)
+        if not is_watched or any(map(is_compiled, self.module.modules())):
+            return self._follow(measured, args, kwargs)
         if device.type == "cuda":
             peak = AllocatorPeak(device, lambda found: self._compare_peak(measured, found))
             outputs = self._follow(measured, args, kwargs)
             peak.watch(outputs)
             return outputs
         measured.steps += 1
-        if measured.steps > FIRST_STEPS:
-            return self._follow(measured, args, kwargs)
         tracker = StorageTracker(resident_tensors(self, (args, kwargs)))
         with tracker:
             outputs = self._follow(measured, args, kwargs)
