@@ -82,7 +82,8 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     """Return the smallest peak found, in bytes with the resident tensors, and its schedule.
 
     The starts of the problem are candidates. For a chain, persistent schedules are searched
-    exactly. Solvers that keep little run once, and the greedy search runs with the floor as its
+    exactly. Walks that evict whenever memory is short find the least bytes that they need by
+    bisection. Solvers that keep little run once, and the greedy search runs with the floor as its
     budget, then with budgets half way to the best peak, again and again. The search ends as
     soon as a peak fits the problem's budget.
     """
@@ -92,6 +93,8 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     chain = _short_chain(problem)
     if chain is not None and not search.fits:
         search.ask("dp", _least_persistent_peak(chain))
+    if not search.fits:
+        search.walk()
     budget = problem.floor.bytes
     for name in _FRUGAL_SOLVERS:
         search.ask(name, budget)
@@ -173,6 +176,24 @@ class _PeakSearch:
         peak_bytes = simulate(graph, schedule).peak_bytes
         if peak_bytes < self.peak_bytes and (self.problem.reorder or follows_input_order(graph, schedule)):
             self.peak_bytes, self.schedule = peak_bytes, schedule
+
+    def walk(self) -> None:
+        """Offer the schedules of walks that evict, by bisection for the least bytes within which they succeed."""
+        with missing_package_explained("greedy"):
+            # Imported on first use: `import scheduler` must not need numba.
+            from scheduler.solvers.eviction_walk import EvictionWalks
+        walks = EvictionWalks(self.problem.graph)
+        least = max(self.problem.floor.bytes, self.problem.budget_bytes)
+        step = max(1, (self.problem.baseline.peak_bytes - least) // _SQUEEZE_STEPS)
+        for by_cost in (True, False):
+            budget, failed = least, least - 1
+            while self.peak_bytes - failed > step and not (self.fits or self.deadline.passed):
+                schedule = walks.within(budget, by_cost=by_cost)
+                if schedule is not None:
+                    self.offer(schedule)
+                if schedule is None or self.peak_bytes > budget:
+                    failed = budget
+                budget = (failed + self.peak_bytes) // 2
 
     def ask(self, solver: str, budget_bytes: int) -> None:
         """Offer a solver's schedule for another budget, unless the peak already fits."""

@@ -1,0 +1,378 @@
+"""Walk through the input order within a number of bytes, and evict tensors whenever memory is short.
+
+Every operation of the order runs once, after what is missing of its inputs has been recomputed.
+Nothing is evicted before it must be. So a walk within few bytes recomputes much less than one
+that saves nothing, and the least bytes within which one succeeds are near the smallest peak.
+Evicting what costs little to recompute for its bytes and the time until its next use is after
+Kirisame et al. 2021, "Dynamic Tensor Rematerialization"; here the next uses are known.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.graph import Graph
+from scheduler.schedule import Schedule, schedule_from_runs
+from scheduler.solvers.graph_arrays import Flags, GraphArrays, Ints, flat_rows, graph_arrays
+from scheduler.solvers.jit import compiled
+
+Floats = npt.NDArray[np.float64]
+
+_MOST_RUNS_PER_OPERATION = 60
+_MOST_ATTEMPTS = 8
+"""Attempts at one operation of the order, each after evicting what its inputs can be recomputed without."""
+
+
+class EvictionWalks:
+    """Walks through the input order of a graph, within any number of bytes.
+
+    Parameters
+    ----------
+    graph : Graph
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._arrays = graph_arrays(graph)
+        self._uses = _uses(self._arrays)
+
+    def within(self, budget_bytes: int, *, by_cost: bool) -> Schedule | None:
+        """Return the schedule of a walk; None if it fails.
+
+        Parameters
+        ----------
+        budget_bytes : int
+            The walk fails if it cannot evict enough to stay within these, resident tensors
+            included. Its peak may be larger where two copies of one storage are live.
+        by_cost : bool
+            Whether to evict what has the most bytes times steps until its next use per operation
+            that recomputes it, rather than what is used last.
+        """
+        free_bytes = budget_bytes - self.graph.resident_bytes
+        most_runs = _MOST_RUNS_PER_OPERATION * len(self._arrays.order) + 1000
+        runs, count = _walk(self._arrays, self._uses, free_bytes, by_cost, most_runs)
+        return None if count < 0 else schedule_from_runs(self.graph, runs[:count].tolist())
+
+
+class _Uses(NamedTuple):
+    """When tensors are needed, in steps of the order.
+
+    Attributes
+    ----------
+    start, steps : ndarray of int64
+        Steps that read tensor t are `steps[start[t]:start[t + 1]]`, ascending.
+    last_need : ndarray of int64, shape (tensors,)
+        The last step that reads a tensor, or that needs something that is recomputed from it;
+        the number of steps for results.
+    end_start, ends : ndarray of int64
+        Tensors by their `last_need`.
+    tensor_start, tensors : ndarray of int64
+        Tensors of each storage.
+    """
+
+    start: Ints
+    steps: Ints
+    last_need: Ints
+    end_start: Ints
+    ends: Ints
+    tensor_start: Ints
+    tensors: Ints
+
+
+def _uses(arrays: GraphArrays) -> _Uses:
+    count = len(arrays.storage)
+    steps: list[list[int]] = [[] for _ in range(count)]
+    for step, i in enumerate(arrays.order):
+        for t in arrays.inputs[arrays.input_start[i] : arrays.input_start[i + 1]]:
+            steps[t].append(step)
+    last_need = [rows[-1] if rows else -1 for rows in steps]
+    recomputable = np.zeros(len(arrays.time), dtype=np.bool_)
+    recomputable[arrays.producer[(arrays.producer >= 0) & ~arrays.pinned]] = True
+    for i in range(len(arrays.time) - 1, -1, -1):
+        if not recomputable[i]:
+            continue
+        outputs = arrays.outputs[arrays.output_start[i] : arrays.output_start[i + 1]]
+        need = max((last_need[t] for t in outputs if not arrays.is_result[t]), default=-1)
+        for t in arrays.inputs[arrays.input_start[i] : arrays.input_start[i + 1]]:
+            last_need[t] = max(last_need[t], need)
+    start, flat = flat_rows(steps)
+    groups: list[list[int]] = [[] for _ in arrays.storage_bytes]
+    for t, storage in enumerate(arrays.storage):
+        if arrays.producer[t] >= 0:
+            groups[storage].append(t)
+    tensor_start, tensors = flat_rows(groups)
+    needs = np.array(last_need, dtype=np.int64)
+    needs[arrays.is_result] = len(arrays.order)
+    by_end: list[list[int]] = [[] for _ in arrays.order]
+    for t, step in enumerate(needs):
+        if 0 <= step < len(by_end):
+            by_end[step].append(t)
+    end_start, ends = flat_rows(by_end)
+    return _Uses(start, flat, needs, end_start, ends, tensor_start, tensors)
+
+
+class _State(NamedTuple):
+    """The state of `_walk`.
+
+    Attributes
+    ----------
+    available : ndarray of bool, shape (tensors,)
+    locks : ndarray of int64, shape (tensors,)
+        How many operations of the present step will still read a tensor.
+    held : ndarray of int64, shape (storages,)
+        How many available tensors lie on each storage.
+    place, live : ndarray of int64, shape (storages,)
+        The storages with available tensors are `live[:counts[_LIVE]]`, and `live[place[s]]` is s.
+    next_use : ndarray of int64, shape (tensors,)
+        Position in `_Uses.steps` of the next use of each tensor.
+    runs : ndarray of int64
+    marked : ndarray of bool, shape (operations,)
+        Operations to recompute in the present step.
+    stack : ndarray of int64
+    cost : ndarray of float64, shape (tensors,)
+        About how many operations recompute each evicted tensor.
+    counts : ndarray of int64
+        By `_RUNS`, `_LIVE` and `_BYTES`: numbers of runs and of live storages, and live bytes.
+    """
+
+    available: Flags
+    locks: Ints
+    held: Ints
+    place: Ints
+    live: Ints
+    next_use: Ints
+    runs: Ints
+    marked: Flags
+    stack: Ints
+    cost: Floats
+    counts: Ints
+
+
+_RUNS, _LIVE, _BYTES = range(3)
+
+
+@compiled()
+def _walk(graph, uses, budget, by_cost, most_runs):  # type: ignore[no-untyped-def]
+    """Return the runs of a walk, and their number; -1 if it fails."""
+    tensors, storages, operations = graph.storage.shape[0], graph.storage_bytes.shape[0], graph.time.shape[0]
+    s = _State(
+        available=np.zeros(tensors, dtype=np.bool_),
+        locks=np.zeros(tensors, dtype=np.int64),
+        held=np.zeros(storages, dtype=np.int64),
+        place=np.zeros(storages, dtype=np.int64),
+        live=np.zeros(storages, dtype=np.int64),
+        next_use=uses.start[:tensors].copy(),
+        runs=np.empty(most_runs, dtype=np.int64),
+        marked=np.zeros(operations, dtype=np.bool_),
+        stack=np.empty(operations + 1, dtype=np.int64),
+        cost=np.zeros(tensors, dtype=np.float64),
+        counts=np.zeros(3, dtype=np.int64),
+    )
+    steps = graph.order.shape[0]
+    for step in range(steps):
+        first = graph.order[step]
+        failed = _run_with_inputs(graph, uses, s, first, step, budget, by_cost)
+        attempts = 0
+        while failed >= 0:
+            attempts += 1
+            if attempts > _MOST_ATTEMPTS or failed == first or not _evict_after(graph, s, failed, budget):
+                return s.runs, -1
+            failed = _run_with_inputs(graph, uses, s, first, step, budget, by_cost)
+        for e in range(graph.input_start[first], graph.input_start[first + 1]):
+            s.next_use[graph.inputs[e]] += 1
+        for k in range(uses.end_start[step], uses.end_start[step + 1]):
+            _free_if_done(graph, uses, s, uses.ends[k], step)
+    return s.runs, s.counts[_RUNS]
+
+
+@compiled(inner=True)
+def _run_with_inputs(graph, uses, s, first, step, budget, by_cost):  # type: ignore[no-untyped-def]
+    """Run an operation of the order, after what is missing; return the operation that does not fit, or -1."""
+    count = _mark_missing(graph, s, first)
+    missing = np.sort(s.stack[:count])
+    for k in range(count + 1):
+        i = missing[k] if k < count else first
+        if not _run(graph, uses, s, i, step, budget, by_cost):
+            s.locks[:] = 0
+            s.marked[:] = False
+            return i
+        s.marked[i] = False
+    return -1
+
+
+@compiled(inner=True)
+def _evict_after(graph, s, failed, budget):  # type: ignore[no-untyped-def]
+    """Evict the largest of what was computed after an operation, until it fits; return whether anything was."""
+    found = False
+    need = _new_bytes(graph, failed)
+    while s.counts[_BYTES] + need > budget:
+        chosen, size = -1, 0
+        for t in range(graph.storage.shape[0]):
+            evictable = s.available[t] and not graph.pinned[t] and not graph.is_result[t]
+            if evictable and graph.producer[t] > failed and graph.storage_bytes[graph.storage[t]] > size:
+                chosen, size = t, graph.storage_bytes[graph.storage[t]]
+        if chosen < 0:
+            return found
+        _remove(graph, s, chosen)
+        found = True
+    return found
+
+
+@compiled(inner=True)
+def _mark_missing(graph, s, first):  # type: ignore[no-untyped-def]
+    """Lock what the operation reads, and put what must be recomputed on the stack; return their number."""
+    count, done = 0, 0
+    i = first
+    while True:
+        for e in range(graph.input_start[i], graph.input_start[i + 1]):
+            t = graph.inputs[e]
+            s.locks[t] += 1
+            producer = graph.producer[t]
+            if not s.available[t] and not s.marked[producer]:
+                s.marked[producer] = True
+                s.stack[count] = producer
+                count += 1
+        if done == count:
+            return count
+        i = s.stack[done]
+        done += 1
+
+
+@compiled(inner=True)
+def _run(graph, uses, s, i, step, budget, by_cost):  # type: ignore[no-untyped-def]
+    """Run an operation, after evicting what does not fit; return False if it cannot run."""
+    need = _new_bytes(graph, i)
+    excess = s.counts[_BYTES] + need - budget
+    if excess > 0 and excess > _evictable_bytes(graph, uses, s):
+        return False
+    while s.counts[_BYTES] + need > budget:
+        if not _evict_one(graph, uses, s, step, by_cost):
+            return False
+    if s.counts[_RUNS] == s.runs.shape[0]:
+        return False
+    s.runs[s.counts[_RUNS]] = i
+    s.counts[_RUNS] += 1
+    for k in range(graph.output_start[i], graph.output_start[i + 1]):
+        _add(graph, s, graph.outputs[k])
+    for e in range(graph.input_start[i], graph.input_start[i + 1]):
+        t = graph.inputs[e]
+        s.locks[t] -= 1
+        _free_if_done(graph, uses, s, t, step)
+    for k in range(graph.output_start[i], graph.output_start[i + 1]):
+        _free_if_done(graph, uses, s, graph.outputs[k], step)
+    return True
+
+
+@compiled(inner=True)
+def _new_bytes(graph, i):  # type: ignore[no-untyped-def]
+    """Return what a run allocates: new storages of its outputs, and its workspace."""
+    need = graph.workspace_bytes[i]
+    for k in range(graph.output_start[i], graph.output_start[i + 1]):
+        storage = graph.storage[graph.outputs[k]]
+        is_new = True
+        for e in range(graph.input_start[i], graph.input_start[i + 1]):
+            if graph.storage[graph.inputs[e]] == storage:
+                is_new = False
+        for other in range(graph.output_start[i], k):
+            if graph.storage[graph.outputs[other]] == storage:
+                is_new = False
+        if is_new:
+            need += graph.storage_bytes[storage]
+    return need
+
+
+@compiled(inner=True)
+def _add(graph, s, t):  # type: ignore[no-untyped-def]
+    if s.available[t]:
+        return
+    s.available[t] = True
+    storage = graph.storage[t]
+    if s.held[storage] == 0:
+        s.place[storage] = s.counts[_LIVE]
+        s.live[s.counts[_LIVE]] = storage
+        s.counts[_LIVE] += 1
+        s.counts[_BYTES] += graph.storage_bytes[storage]
+    s.held[storage] += 1
+
+
+@compiled(inner=True)
+def _remove(graph, s, t):  # type: ignore[no-untyped-def]
+    s.available[t] = False
+    storage = graph.storage[t]
+    s.held[storage] -= 1
+    if s.held[storage] == 0:
+        s.counts[_LIVE] -= 1
+        last = s.live[s.counts[_LIVE]]
+        s.live[s.place[storage]] = last
+        s.place[last] = s.place[storage]
+        s.counts[_BYTES] -= graph.storage_bytes[storage]
+
+
+@compiled(inner=True)
+def _free_if_done(graph, uses, s, t, step):  # type: ignore[no-untyped-def]
+    """Free a tensor that nothing will need: neither the present step nor a later one."""
+    if s.available[t] and s.locks[t] == 0 and uses.last_need[t] <= step:
+        _remove(graph, s, t)
+
+
+@compiled(inner=True)
+def _is_evictable(graph, uses, s, storage):  # type: ignore[no-untyped-def]
+    if graph.storage_bytes[storage] == 0:
+        return False
+    for place in range(uses.tensor_start[storage], uses.tensor_start[storage + 1]):
+        t = uses.tensors[place]
+        if s.available[t] and (s.locks[t] > 0 or graph.pinned[t] or graph.is_result[t]):
+            return False
+    return True
+
+
+@compiled(inner=True)
+def _evictable_bytes(graph, uses, s):  # type: ignore[no-untyped-def]
+    total = 0
+    for k in range(s.counts[_LIVE]):
+        if _is_evictable(graph, uses, s, s.live[k]):
+            total += graph.storage_bytes[s.live[k]]
+    return total
+
+
+@compiled(inner=True)
+def _evict_one(graph, uses, s, step, by_cost):  # type: ignore[no-untyped-def]
+    """Evict a storage with all its tensors; return False if none can be evicted."""
+    chosen, best = -1, -1.0
+    for k in range(s.counts[_LIVE]):
+        storage = s.live[k]
+        if not _is_evictable(graph, uses, s, storage):
+            continue
+        steps, cost = graph.order.shape[0], 1.0
+        for place in range(uses.tensor_start[storage], uses.tensor_start[storage + 1]):
+            t = uses.tensors[place]
+            if s.available[t]:
+                if s.next_use[t] < uses.start[t + 1]:
+                    steps = min(steps, uses.steps[s.next_use[t]] - step)
+                if by_cost:
+                    cost = max(cost, _cost(graph, s, t))
+        score = steps * graph.storage_bytes[storage] / cost if by_cost else float(steps)
+        if score > best:
+            chosen, best = storage, score
+    if chosen < 0:
+        return False
+    for place in range(uses.tensor_start[chosen], uses.tensor_start[chosen + 1]):
+        t = uses.tensors[place]
+        if s.available[t]:
+            s.cost[t] = _cost(graph, s, t)
+            _remove(graph, s, t)
+    return True
+
+
+@compiled(inner=True)
+def _cost(graph, s, t):  # type: ignore[no-untyped-def]
+    """Return about how many operations recompute a tensor."""
+    i = graph.producer[t]
+    cost = 1.0
+    for e in range(graph.input_start[i], graph.input_start[i + 1]):
+        if not s.available[graph.inputs[e]]:
+            cost += s.cost[graph.inputs[e]]
+    return cost

@@ -1,0 +1,57 @@
+"""Check walks that evict when memory is short: they are true, stay within their bytes, and recompute little."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scheduler as sc
+from scheduler.problem import Problem
+from scheduler.schedule import follows_input_order
+from scheduler.solvers.eviction_walk import EvictionWalks
+from tests.support import oracle
+from tests.support.strategies import graphs, joint_graphs
+from tests.support.training_graphs import uniform_chain
+
+EITHER = pytest.mark.parametrize("by_cost", [True, False])
+
+
+@EITHER
+def test_a_walk_succeeds_within_the_least_peak_of_a_chain_and_not_within_less(by_cost: bool) -> None:
+    graph = uniform_chain(5, size=1)
+    least = oracle.least_peak(graph.to_dict())
+    walks = EvictionWalks(graph)
+    found = walks.within(least, by_cost=by_cost)
+    assert found is not None
+    assert sc.simulate(graph, found).peak_bytes == least
+    assert walks.within(least - 1, by_cost=by_cost) is None
+
+
+@EITHER
+def test_a_walk_within_the_peak_of_saving_everything_recomputes_nothing(by_cost: bool) -> None:
+    problem = Problem(uniform_chain(6, size=1), 0)
+    found = EvictionWalks(problem.graph).within(problem.baseline.peak_bytes, by_cost=by_cost)
+    assert found is not None
+    assert sc.simulate(problem.graph, found).time == problem.baseline.time
+
+
+@EITHER
+def test_a_walk_within_few_bytes_keeps_what_they_hold(by_cost: bool) -> None:
+    # Saving nothing runs the forward of 100 layers about 50 times; 24 sizes hold 20 saved outputs.
+    graph = uniform_chain(100, size=1)
+    found = EvictionWalks(graph).within(24, by_cost=by_cost)
+    assert found is not None
+    simulation = sc.simulate(graph, found)
+    assert simulation.peak_bytes <= 24
+    assert sum(simulation.recomputed.values()) < 400
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(graphs(), joint_graphs()), st.booleans(), st.floats(0.3, 1.0))
+def test_every_walk_is_a_true_schedule_in_the_input_order(graph: sc.Graph, by_cost: bool, share: float) -> None:
+    problem = Problem(graph, 0)
+    found = EvictionWalks(graph).within(int(share * problem.baseline.peak_bytes), by_cost=by_cost)
+    if found is not None:
+        sc.simulate(graph, found)  # raises an error if it is not
+        assert follows_input_order(graph, found)
