@@ -69,6 +69,8 @@ def test_units_suit_the_largest_value() -> None:
     assert max(line(ax, "schedule: peak 12.00 MiB").get_ydata()) == 12
     assert line(ax, "schedule").get_xdata()[-1] == pytest.approx(7)
     assert not [entry for entry in ax.get_lines() if entry.get_label().startswith("budget")]
+    estimated = plot_memory((replace(graph, time_unit=sc.device("t4").time_unit), TWICE))
+    assert estimated.get_xlabel() == "time (ms, estimated for T4)"
 
 
 def test_the_schedule_shows_what_is_computed_saved_freed_and_recomputed_by_layer() -> None:

@@ -40,7 +40,7 @@ def plan_to_chrome_trace(plan: Plan) -> dict[str, object]:
     "Metadata Events".
     """
     graph, unit = plan.graph, plan.graph.time_unit
-    scale = _MICROSECONDS.get(unit)
+    scale = _MICROSECONDS.get(unit.partition(",")[0])  # a remark follows, if times are estimated
     stands_for = "1 us"
     if scale is None:
         exponent = math.floor(math.log10(plan.time)) - 6 if plan.time > 0 else 0

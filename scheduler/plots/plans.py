@@ -209,5 +209,8 @@ def _draw_spans(
 
 
 def _time_scale(longest: float, unit: str) -> tuple[str, float]:
-    scales = _TIME_UNITS.get(unit, ((unit, 1.0),))
-    return next((scale for scale in scales if longest >= scale[1]), scales[-1])
+    """Return a unit in which times are easy to read; a remark after a comma, as of estimates, is kept."""
+    base, comma, remark = unit.partition(",")
+    scales = _TIME_UNITS.get(base, ((base, 1.0),))
+    name, scale = next((scale for scale in scales if longest >= scale[1]), scales[-1])
+    return name + comma + remark, scale

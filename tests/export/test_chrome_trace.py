@@ -97,6 +97,15 @@ def test_times_that_are_not_in_seconds_are_scaled_to_some_seconds(time: float, s
     assert 1 <= seconds < 10 or time == 0
 
 
+def test_estimated_seconds_are_seconds() -> None:
+    unit = sc.device("t4").time_unit
+    graph = sc.Graph([sc.Operation("f", [], ["y"], 2.0)], [sc.Tensor("y", 1)], results=["y"], time_unit=unit)
+    plan = plan_of_schedule(graph, sc.Schedule.from_text("+f"), 1)
+    assert [run["dur"] for run in events(plan, "X")] == [2e6]
+    trace: Any = plan_to_chrome_trace(plan)
+    assert (trace["otherData"]["microsecond_stands_for"], trace["otherData"]["time_unit"]) == ("1 us", unit)
+
+
 def test_the_file_holds_the_trace_and_names_of_any_kind(tmp_path: Path) -> None:
     plan = oddly_named_plan()
     write_chrome_trace(plan, tmp_path / "trace.json")
