@@ -17,7 +17,7 @@ import pulp
 from scheduler.graph import Graph
 from scheduler.problem import Floor, Problem, necessary_tasks, possible_first_runs, working_set_bytes
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.ilp.relaxation import Precedence
+from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.views import FoldedViews, fold_views
 from scheduler.solvers.integer_program import IntegerProgram, TimeIsUpError
 from scheduler.solvers.scaling import byte_units

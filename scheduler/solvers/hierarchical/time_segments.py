@@ -17,7 +17,8 @@ from scheduler.graph import Graph
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, first_runs
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation, Precedence
+from scheduler.solvers.ilp.precedence import Precedence
+from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation
 from scheduler.solvers.ilp.solver import MOST_OPERATIONS, decode
 from scheduler.solvers.ilp.views import fold_views
 

@@ -9,7 +9,8 @@ import numpy as np
 from scheduler.graph import Graph
 from scheduler.problem import least_time
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation, Precedence
+from scheduler.solvers.ilp.precedence import Precedence
+from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation
 
 MOST_LINES = 60
 """Largest number of lower-bound lines."""

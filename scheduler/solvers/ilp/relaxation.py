@@ -1,15 +1,20 @@
 """Bound every schedule by an integer program that constrains memory at only a few moments, the cuts.
 
 A cut is the first run of one task. At each cut, binaries decide which tensors are live (S) and
-which operations are recomputed before the next cut (R). Every schedule maps to a feasible
-point of no greater cost, so the optimum is a lower bound. The solver `ilp` turns the optimal
-point back into a schedule.
+which operations are recomputed before the next cut (R). Where tasks may first run in any order,
+further binaries say which tasks without precedence to the cut's have run before it (Y). Every
+schedule maps to a feasible point of no greater cost, so the optimum is a lower bound. The solver
+`ilp` turns the optimal point back into a schedule.
+
+Rows are written so that the linear relaxation of a program with one cut is nearly integral: with
+the sums S + R + (1 - Y) and R + (1 - Y) as variables, all rows but that of the bytes and those
+of views compare two variables.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,6 +23,7 @@ import pulp
 from scheduler.graph import Graph
 from scheduler.problem import necessary_tasks
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.precedence import Precedence, bits
 from scheduler.solvers.ilp.views import fold_views
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult, TimeIsUpError, is_set
 from scheduler.solvers.scaling import byte_units, time_units
@@ -54,45 +60,23 @@ class CutAnswer:
         return self.bound == math.inf
 
 
-class Precedence:
-    """The pairs of tasks of which one must first run before the other.
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A linear expression."""
 
-    Parameters
-    ----------
-    graph : Graph
-    reorder : bool
-        If false, tasks first run in the input order. Otherwise a task comes after the producers
-        of the inputs that all its alternatives share, and every backward task comes after the
-        forward tasks that the forward results need.
-    """
+    terms: tuple[tuple[pulp.LpVariable, float], ...] = ()
+    constant: float = 0.0
 
-    def __init__(self, graph: Graph, *, reorder: bool) -> None:
-        self.reorder = reorder
-        self.tasks = len(graph.index.tasks)
-        self._ancestors = _ancestors(graph) if reorder else []
-        self._descendants: dict[int, int] = {}
+    def plus(self, other: _Sum, factor: float = 1.0) -> _Sum:
+        scaled = tuple((variable, factor * coefficient) for variable, coefficient in other.terms)
+        return _Sum(self.terms + scaled, self.constant + factor * other.constant)
 
-    def before(self, task: int) -> int:
-        """Return the tasks that must precede a task, as bits."""
-        return self._ancestors[task] if self.reorder else (1 << task) - 1
 
-    def after(self, task: int) -> int:
-        """Return the tasks that must follow a task, as bits."""
-        if not self.reorder:
-            return ((1 << self.tasks) - 1) ^ ((1 << (task + 1)) - 1)
-        if task not in self._descendants:
-            bits = "".join("1" if before >> task & 1 else "0" for before in reversed(self._ancestors))
-            self._descendants[task] = int(bits, 2)
-        return self._descendants[task]
+_ZERO, _ONE = _Sum(), _Sum(constant=1.0)
 
-    def chain(self, tasks: Sequence[int]) -> list[int]:
-        """Return a totally ordered subset of the tasks, in that order; earlier entries of `tasks` take precedence."""
-        chosen: list[int] = []
-        for task in tasks:
-            comparable = self.before(task) | self.after(task)
-            if all(comparable >> other & 1 for other in chosen):
-                chosen.append(task)
-        return sorted(chosen, key=lambda task: self.before(task).bit_count())
+
+def _term(variable: pulp.LpVariable) -> _Sum:
+    return _Sum(((variable, 1.0),))
 
 
 class CutRelaxation:
@@ -132,15 +116,22 @@ class CutRelaxation:
         self.folded = views.folded
         self.inputs = [sorted({views.root[t] for t in ids} - {-1}) for ids in self.index.inputs]
         self.results = {views.root[t] for t, result in enumerate(self.index.is_result) if result}
+        self.base = self._bases()
         times, sizes = time_units(graph, fractional_bits=_FRACTIONAL_TIME_BITS), byte_units(graph, max(budgets))
         self.times, self.time_scale = times.times, times.scale
         self.byte_scale, self.exact_bytes = sizes.size, sizes.exact
         self.program = IntegerProgram("ilp", deadline)
         self.constant = 0.0
         self.first_run: dict[int, pulp.LpVariable] = {}
+        self.has_run: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
         self.saved: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
         self.recomputed: list[dict[int, pulp.LpVariable]] = [{} for _ in range(len(cuts) + 1)]
-        self._continuous = not precedence.reorder and all(len(task) == 1 for task in self.index.tasks)
+        self._required: list[set[int]] = []
+        """Between each cut and the next: the tensors that every schedule reads."""
+        # The least R is integral where S and Y are, unless an operation may stand for another or never run.
+        self._continuous = all(len(task) == 1 for task in self.index.tasks) and (
+            not precedence.reorder or len(self.necessary) == len(self.index.tasks)
+        )
         with suppress(TimeIsUpError):
             self._build(budgets)
 
@@ -176,11 +167,11 @@ class CutRelaxation:
     def _build(self, budgets: Sequence[int]) -> None:
         self._add_first_runs()
         for k in range(len(budgets)):
+            self._add_order(k)
             self._add_variables(k)
         for k, budget in enumerate(budgets):
             self._add_bytes(k, budget)
-            self._add_readers(k)
-            self._add_recomputation(k)
+            self._add_reads(k)
             self._add_flow(k)
         self._add_results()
 
@@ -203,8 +194,24 @@ class CutRelaxation:
             self.program.at_most("one_first_run", terms, 1)
         self.constant = math.fsum(constant)
 
+    def _add_order(self, k: int) -> None:
+        """Y[u,k]: a task without precedence to the cut's has run before it, and so have those that it reads from."""
+        known = self.before[k] | self.after[k] | 1 << self.cuts[k]
+        for number in bits(~known & (1 << len(self.index.tasks)) - 1):
+            i = self.index.tasks[number][0]
+            if i not in self.first_run and not self.folded[i]:
+                self.has_run[k][number] = self.program.binary(f"has_run_{k}")
+        for number, variable in self.has_run[k].items():
+            if k > 0 and number in self.has_run[k - 1]:
+                earlier = self.has_run[k - 1][number]
+                self.program.at_least(f"still_{k}", [(variable, 1.0), (earlier, -1.0)], 0)
+            for tensor in self.inputs[self.index.tasks[number][0]]:
+                source = self.has_run[k].get(self._task_of(tensor))
+                if source is not None:
+                    self.program.at_least(f"order_{k}", [(source, 1.0), (variable, -1.0)], 0)
+
     def _add_variables(self, k: int) -> None:
-        for number in _bits(self.before[k]):
+        for number in (*bits(self.before[k]), *self.has_run[k]):
             for i in self.index.tasks[number]:
                 if self.folded[i]:
                     continue
@@ -225,12 +232,8 @@ class CutRelaxation:
     def _add_bytes(self, k: int, budget: int) -> None:
         """Live storages, the outputs of the cut's operation and its workspace fit the budget."""
         index, scale = self.index, self.byte_scale
-        by_storage: dict[int, list[int]] = {}
-        for tensor in self.saved[k]:
-            if index.storage_bytes[index.storage_of[tensor]]:
-                by_storage.setdefault(index.storage_of[tensor], []).append(tensor)
         terms: list[tuple[pulp.LpVariable, float]] = []
-        for storage, tensors in by_storage.items():
+        for storage, tensors in self._holders(k).items():
             size = float(index.storage_bytes[storage] // scale)
             if len(tensors) == 1:
                 terms.append((self.saved[k][tensors[0]], size))
@@ -248,7 +251,7 @@ class CutRelaxation:
                 terms.append((self.first_run[i], float(own // scale)))
             else:
                 free -= own
-            for tensor in self.inputs[i]:
+            for tensor in self._with_bases(self.inputs[i]):
                 if tensor in self.saved[k]:
                     # The inputs of the cut's operation are live.
                     row = [(self.saved[k][tensor], 1.0)]
@@ -259,47 +262,98 @@ class CutRelaxation:
         # A sum of multiples of the scale is within a limit exactly if it is within the limit rounded down.
         self.program.at_most(f"bytes_{k}", terms, free // scale if self.exact_bytes else -(-free // scale))
 
+    def _holders(self, k: int) -> dict[int, list[int]]:
+        """Return the tensors that may hold each storage at a cut: not views whose base is live as well."""
+        by_storage: dict[int, list[int]] = {}
+        for tensor, saved in self.saved[k].items():
+            storage, base = self.index.storage_of[tensor], self.base.get(tensor, -1)
+            if base in self.saved[k]:
+                # The base of a live view counts as live: it lies on the same storage.
+                self.program.at_least(f"base_{k}", [(self.saved[k][base], 1.0), (saved, -1.0)], 0)
+            elif self.index.storage_bytes[storage]:
+                by_storage.setdefault(storage, []).append(tensor)
+        return by_storage
+
     def _produced_bytes(self, i: int) -> int:
         return self.index.allocated_bytes[i] + self.graph.operations[i].workspace_bytes
 
-    def _add_readers(self, k: int) -> None:
-        """An input of a later task is live at the cut or recomputed before that task."""
-        last = len(self.cuts) - 1
-        window = self.before[k + 1] | 1 << self.cuts[k + 1] if k < last else -1
-        given = not self.precedence.reorder
-        for number in _bits(self.after[k] & (window if given else -1)):
-            if k < last and number == self.cuts[k + 1]:
-                continue  # its inputs are live at that cut, and the flow rows connect them to this one
-            intervals = [k] if k == last or self.before[k + 1] >> number & 1 else range(k, last + 1)
-            for i in self.index.tasks[number]:
-                first = self.first_run.get(i)
-                for tensor in self.inputs[i]:
-                    if tensor not in self.saved[k]:
-                        continue
-                    row = [(self.saved[k][tensor], 1.0)]
-                    row += [term for j in intervals for term in self._recomputed_since(tensor, j)]
-                    if first is None:
-                        self.program.at_least(f"reader_{k}", row, 1)
-                    else:
-                        self.program.at_least(f"reader_{k}", [*row, (first, -1.0)], 0)
+    def _add_reads(self, k: int) -> None:
+        """What runs between a cut and the next finds its inputs: live, recomputed, or first computed in between."""
+        reads = [
+            (tensor, demand, end)
+            for i, demand, end in self._demands(k)
+            for tensor in self._with_bases(self.inputs[i])
+            if tensor in self.saved[k]
+        ]
+        required = {tensor for tensor, demand, end in reads if end == k + 1 and demand == _ONE}
+        for tensor in sorted(required):
+            self._at_least(f"required_{k}", self._available(tensor, k, k + 1), _ONE)
+        for tensor, demand, end in reads:
+            if tensor not in required:
+                self._at_least(f"read_{k}", self._available(tensor, k, end), demand)
+        self._required.append(required)
 
-    def _add_recomputation(self, k: int) -> None:
-        """The inputs of a recomputed operation are live at the cut or recomputed as well."""
+    def _demands(self, k: int) -> Iterator[tuple[int, _Sum, int]]:
+        """Yield operations, how often (0 or 1) each runs after cut k for what is live then, and before which cut."""
+        last = len(self.cuts)
         for i, recomputed in self.recomputed[k + 1].items():
-            for tensor in self.inputs[i]:
-                if tensor in self.saved[k]:
-                    row = [(recomputed, 1.0), (self.saved[k][tensor], -1.0)]
-                    row += [(variable, -1.0) for variable, _ in self._recomputed_since(tensor, k)]
-                    self.program.at_most(f"needs_{k}", row, 0)
+            if self.index.task_of[i] not in self.has_run[k]:
+                yield i, _term(recomputed), k + 1
+        for number, variable in self.has_run[k].items():
+            i = self.index.tasks[number][0]
+            now, then = _term(variable), self._state(k + 1, number)
+            assert then is not None
+            demand = then.plus(now, -1.0)
+            if i in self.recomputed[k + 1]:
+                demand = demand.plus(_term(self.recomputed[k + 1][i]))
+            yield i, demand, k + 1
+            if then.terms:
+                yield i, _ONE.plus(now, -1.0), last
+        for number in bits(self.after[k]):
+            then = self._state(k + 1, number)
+            if then == _ZERO:
+                continue  # its inputs are live at the next cut or recomputed after it
+            for i in self.index.tasks[number]:
+                if i in self.first_run:
+                    yield i, _term(self.first_run[i]), k + 1 if then == _ONE else last
+                    continue
+                if then is not None:
+                    yield i, then, k + 1
+                if then != _ONE:
+                    yield i, _ONE, last
+
+    def _state(self, k: int, number: int) -> _Sum | None:
+        """Return whether a task has run before cut k (the end, after the last), or None if the program does not say."""
+        if k == len(self.cuts) or self.before[k] >> number & 1:
+            return _ONE
+        if self.after[k] >> number & 1 or number == self.cuts[k]:
+            return _ZERO
+        variable = self.has_run[k].get(number)
+        return None if variable is None else _term(variable)
+
+    def _available(self, tensor: int, k: int, end: int) -> _Sum:
+        """Return the sum of: live at cut k, recomputed before cut `end`, first computed between them."""
+        row = _term(self.saved[k][tensor])
+        for j in range(k, end):
+            row = row.plus(self._recomputed_since(tensor, j))
+        number = self._task_of(tensor)
+        if number in self.has_run[k]:
+            then = self._state(end, number)
+            assert then is not None
+            row = row.plus(then).plus(_term(self.has_run[k][number]), -1.0)
+        return row
+
+    def _at_least(self, name: str, row: _Sum, demand: _Sum) -> None:
+        difference = row.plus(demand, -1.0)
+        self.program.at_least(name, difference.terms, -difference.constant)
 
     def _add_flow(self, k: int) -> None:
         """A tensor that is live at a cut was live at the previous cut or has been computed since."""
         for tensor, saved in self.saved[k].items():
             producers = self.index.producers[tensor]
             if k > 0 and tensor in self.saved[k - 1]:
-                row = [(saved, 1.0), (self.saved[k - 1][tensor], -1.0)]
-                row += [(variable, -1.0) for variable, _ in self._recomputed_since(tensor, k - 1)]
-                self.program.at_most(f"flow_{k}", row, 0)
+                if tensor not in self._required[k - 1]:
+                    self._at_least(f"flow_{k}", self._available(tensor, k - 1, k), _term(saved))
             elif any(i in self.first_run for i in producers):
                 runs = [self.first_run[i] for i in producers if i in self.first_run]
                 runs += [self.recomputed[j][i] for j in range(k + 1) for i in producers if i in self.recomputed[j]]
@@ -309,44 +363,35 @@ class CutRelaxation:
     def _add_results(self) -> None:
         """A result computed before the last cut is live at it or recomputed."""
         last = len(self.cuts) - 1
-        for tensor, saved in self.saved[last].items():
-            if tensor in self.results:
-                self.program.at_least("result", [(saved, 1.0), *self._recomputed_since(tensor, last)], 1)
+        for tensor in self.saved[last]:
+            if tensor in self.results and tensor not in self._required[last]:
+                self._at_least("result", self._available(tensor, last, last + 1), _ONE)
 
-    def _recomputed_since(self, tensor: int, k: int) -> list[tuple[pulp.LpVariable, float]]:
-        """Return the terms for recomputations of a tensor between cut k and the next one."""
+    def _recomputed_since(self, tensor: int, k: int) -> _Sum:
+        """Return how often a tensor is recomputed between cut k and the next one."""
         recomputed = self.recomputed[k + 1]
-        return [(recomputed[i], 1.0) for i in self.index.producers[tensor] if i in recomputed]
+        return _Sum(tuple((recomputed[i], 1.0) for i in self.index.producers[tensor] if i in recomputed))
 
+    def _task_of(self, tensor: int) -> int:
+        """Return the task that produces a tensor; -1 if it is resident."""
+        producers = self.index.producers[tensor]
+        return self.index.task_of[producers[0]] if producers else -1
 
-def _ancestors(graph: Graph) -> list[int]:
-    """Return, per task, the tasks that first run before it in every schedule that runs both."""
-    index = graph.index
-    ancestors = [0] * len(index.tasks)
-    phases = [{graph.operations[i].phase for i in task} for task in index.tasks]
-    forward = sum(1 << number for number, phase in enumerate(phases) if phase == {"forward"})
-    for number, task in enumerate(index.tasks):
-        common = -1
-        for i in task:
-            needs = 0
-            for tensor in index.inputs[i]:
-                for producer in index.producers[tensor][:1]:
-                    other = index.task_of[producer]
-                    # An alternative may read outputs of later tasks, whose ancestors are still missing. They drop
-                    # out in the intersection with the default, which reads only outputs of earlier tasks.
-                    needs |= 1 << other | ancestors[other]
-            common &= needs
-        ancestors[number] = common & ~(1 << number)
-        if phases[number] == {"backward"}:
-            ancestors[number] |= forward
-    return ancestors
+    def _bases(self) -> dict[int, int]:
+        """Return, for each view, a tensor on its storage that whatever produces it reads."""
+        index, found = self.index, {}
+        for tensor, producers in enumerate(index.producers):
+            read = [{t for t in self.inputs[i] if index.storage_of[t] == index.storage_of[tensor]} for i in producers]
+            common = set.intersection(*read) - {tensor} if read else set()
+            if common:
+                found[tensor] = min(common)
+        return found
 
-
-def _bits(mask: int) -> list[int]:
-    """Return the positions of the set bits, ascending."""
-    text = bin(mask)[:1:-1]
-    found, position = [], text.find("1")
-    while position >= 0:
-        found.append(position)
-        position = text.find("1", position + 1)
-    return found
+    def _with_bases(self, tensors: Sequence[int]) -> list[int]:
+        """Return tensors, and what they are views of: wherever a view is live or recomputed, its base is too."""
+        found: dict[int, None] = {}
+        for tensor in tensors:
+            while tensor >= 0 and tensor not in found:
+                found[tensor] = None
+                tensor = self.base.get(tensor, -1)
+        return list(found)

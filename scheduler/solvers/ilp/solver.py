@@ -13,9 +13,11 @@ from scheduler.problem import Problem, working_set_bytes
 from scheduler.schedule import Schedule, first_runs, schedule_from_runs
 from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Proposal, relative_gap
-from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.greedy import GreedySearch
-from scheduler.solvers.ilp.relaxation import CutRelaxation, Precedence
+from scheduler.solvers.ilp.any_order import AnyOrderBound
+from scheduler.solvers.ilp.precedence import Precedence
+from scheduler.solvers.ilp.relaxation import CutRelaxation
 from scheduler.solvers.walk import Walk
 
 CLOSED_GAP = 1e-7
@@ -27,6 +29,10 @@ MOST_OPERATIONS = 20_000
 MOST_CUTS = 16
 PROGRAM_SHARE = 0.95
 """Share of the remaining time for one integer program; its bound holds even if it is stopped early."""
+GLOBAL_SHARE = 0.3
+"""Share of the remaining time for a further cut of the bound over all orders."""
+LEAST_GLOBAL_SECONDS = 1.0
+"""Least time for that bound after the search."""
 _WINDOWS = 24
 """The order is divided into so many windows; a task within one window's length of a cut is near it."""
 _TRIALS_SHARE = 0.15
@@ -91,6 +97,7 @@ class _Search:
     cuts: list[int] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     gains: dict[int, float] = field(default_factory=dict)
+    _began: float = field(default_factory=clock.now)
 
     @cached_property
     def input_order(self) -> Precedence:
@@ -101,6 +108,11 @@ class _Search:
     def any_order(self) -> Precedence:
         """Precedence in any order."""
         return Precedence(self.problem.graph, reorder=True)
+
+    @cached_property
+    def any_order_bound(self) -> AnyOrderBound:
+        """The bound over all orders, with cuts of its own."""
+        return AnyOrderBound(self.problem, self.any_order)
 
     @property
     def infeasible(self) -> bool:
@@ -136,18 +148,16 @@ class _Search:
             if cut is None:
                 break
             self.cuts.append(cut)
-            if problem.reorder:
-                self._raise_global_bound()
-                self.deadline.report(self.proposal())
-            if self.deadline.passed:
-                break
             chain = self.input_order.chain(self.cuts)
             answer = self._program(self.input_order, chain).solve(self._slice(), self._slack())
             self.bound = max(self.bound, answer.bound)
-            if self._orders_agree(chain):
+            orders_agree = self._orders_agree(chain)
+            if orders_agree:
                 self.global_bound = max(self.global_bound, answer.bound)
             self.deadline.report(self.proposal())
-            if answer.infeasible or answer.live is None:
+            if problem.reorder and not orders_agree:
+                self._raise_global_bound()
+            if answer.infeasible or answer.live is None or self.infeasible:
                 break
             schedule, simulation = self._decode(chain, answer.live)
             if self._closed():
@@ -155,16 +165,31 @@ class _Search:
             self._repair(chain, answer.live)
             if self._closed() or not answer.exact:
                 break
-        if not problem.reorder and self.cuts:
-            self._raise_global_bound()
+        self._raise_global_bound_to_the_answer()
         self.messages.append(f"cuts: {len(self.cuts)}")
 
-    def _raise_global_bound(self) -> None:
-        """Raise the bound over all orders with those cuts that are totally ordered in every order."""
-        if not self._orders_agree(self.input_order.chain(self.cuts)):
-            answer = self._program(self.any_order, self.any_order.chain(self.cuts)).solve(self._slice(), self._slack())
-            self.global_bound = max(self.global_bound, answer.bound)
-            self.bound = max(self.bound, self.global_bound)
+    def _raise_global_bound_to_the_answer(self) -> None:
+        """Add cuts to the bound over all orders while a gap is left: for as long as the search has taken."""
+        least = LEAST_GLOBAL_SECONDS if self.problem.reorder else 0.0
+        end = self.deadline.within(max(least, clock.now() - self._began))
+        for _ in range(MOST_CUTS if self.cuts else 0):
+            if self._is_closed_in_any_order() or self.any_order_bound.is_exhausted or end.passed:
+                break
+            self._raise_global_bound(end)
+
+    def _raise_global_bound(self, deadline: Deadline | None = None) -> None:
+        """Add a cut to the bound over all orders."""
+        deadline = deadline or self.deadline
+        share = 1.0 if not self.any_order_bound.cuts else GLOBAL_SHARE
+        self.any_order_bound.add_cut(self.cuts, deadline.within(share * deadline.remaining), self._slack())
+        self.global_bound = max(self.global_bound, self.any_order_bound.bound)
+        self.bound = max(self.bound, self.global_bound)
+        self.deadline.report(self.proposal())
+
+    def _is_closed_in_any_order(self) -> bool:
+        closed_gap = max(CLOSED_GAP, self.problem.gap)
+        bound = max(self.global_bound, self.problem.least_time)
+        return self.infeasible or (self.best is not None and relative_gap(self.best_time, bound) <= closed_gap)
 
     def _orders_agree(self, chain: list[int]) -> bool:
         """Return whether the program over these cuts is the same for the input order and for any order."""

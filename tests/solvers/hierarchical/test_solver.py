@@ -20,7 +20,8 @@ from scheduler.solvers.hierarchical.graphs import block_graphs
 from scheduler.solvers.hierarchical.knapsack import choose
 from scheduler.solvers.hierarchical.partition import partition
 from scheduler.solvers.ilp.frontier import CutFrontier
-from scheduler.solvers.ilp.relaxation import CutRelaxation, Precedence
+from scheduler.solvers.ilp.precedence import Precedence
+from scheduler.solvers.ilp.relaxation import CutRelaxation
 from scheduler.solvers.ilp.views import fold_views
 from tests.support.deep_graphs import deep_graph
 

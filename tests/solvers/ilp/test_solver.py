@@ -7,7 +7,8 @@ import pytest
 import scheduler as sc
 from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.ilp.relaxation import CutRelaxation, Precedence
+from scheduler.solvers.ilp.precedence import Precedence
+from scheduler.solvers.ilp.relaxation import CutRelaxation
 from scheduler.solvers.ilp.solver import _Search, propose
 from tests.support.fake_clock import FakeClock
 from tests.support.oracle import optimum
@@ -130,6 +131,7 @@ def test_precedence_in_any_order_follows_data_and_phases_only() -> None:
     assert [free.after(task) for task in range(4)] == [0b1100, 0b1000, 0b1000, 0]
     assert [given.before(task) for task in range(4)] == [0, 0b1, 0b11, 0b111]
     assert free.chain([1, 2, 3]) == [1, 3]
+    assert (free.unordered.tolist(), given.unordered.tolist()) == ([1, 2, 1, 0], [0, 0, 0, 0])
 
 
 def test_cuts_from_another_budget_save_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +144,7 @@ def test_cuts_from_another_budget_save_trials(monkeypatch: pytest.MonkeyPatch) -
         try_pairs(self, tasks)
 
     monkeypatch.setattr(_Search, "_try_pairs", counted)
-    budget = parse_budget("45%", graph)
+    budget = parse_budget("40%", graph)
     with FakeClock(seconds_per_look=0.02):
         alone = propose(Problem(graph, budget), deadline=Deadline(80), seed=0)
     trials = len(tried)
@@ -150,6 +152,6 @@ def test_cuts_from_another_budget_save_trials(monkeypatch: pytest.MonkeyPatch) -
     with FakeClock(seconds_per_look=0.02):
         shared = propose(Problem(graph, budget, cuts=alone.cuts), deadline=Deadline(80), seed=0)
     assert len(tried) < trials
-    assert shared.cuts[: len(alone.cuts)] == alone.cuts
+    assert set(alone.cuts[:4]) <= set(shared.cuts)
     with FakeClock(seconds_per_look=0.005):
         assert shared.bound <= sc.solve(graph, budget, time_limit=4).time
