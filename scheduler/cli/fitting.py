@@ -44,7 +44,9 @@ def add_fit(commands: Commands) -> None:
     )
     command.add_argument("--dtype", choices=_DTYPES, help="dtype of parameters and inputs (default that of the model)")
     command.add_argument("--autocast", choices=_DTYPES[1:], help="train under autocast to this dtype")
-    command.add_argument("--time-limit", type=float, default=60.0, help="seconds for everything (default 60)")
+    command.add_argument(
+        "--time-limit", type=float, default=45.0, help="seconds, after which nothing is begun (default 45)"
+    )
     command.add_argument("--html", metavar="FILE", help="write the answer as an HTML page")
     command.add_argument("-o", "--output", metavar="PLAN", help="plan file to write, if a plan makes the model fit")
 

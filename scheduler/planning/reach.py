@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from scheduler.errors import OutOfTimeError
 from scheduler.graph import Graph
 from scheduler.planning.batch_scaling import Growth, structure
 from scheduler.planning.batch_search import largest_where
@@ -14,7 +13,7 @@ from scheduler.schedule import Schedule, runs_of, schedule_from_runs
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.smallest_peak import squeeze
 
-_ATTEMPTS = 3
+_ATTEMPTS = 2
 """Searches for a schedule at sizes at which no known one fits."""
 _SHARE = 0.25
 """Share of the remaining time for one such search."""
@@ -37,7 +36,7 @@ class ReachSearch:
     unit : int
         Sizes are multiples of it, `start` and `limit` too.
     deadline : Deadline
-        No graph is traced and no schedule searched for after it.
+        No schedule is searched for after it.
     """
 
     def __init__(
@@ -61,13 +60,7 @@ class ReachSearch:
         self._runs.setdefault(structure(graph), []).append(runs_of(graph, schedule))
 
     def reach(self) -> Reach:
-        """Return the largest sizes.
-
-        Raises
-        ------
-        OutOfTimeError
-            If the time is over before the graphs are known.
-        """
+        """Return the largest sizes."""
         plain = self._last(self._fits_plainly, self._limit)
         most = self._last(self._may_fit, self._limit)
         planned = self._last(self._fits, most)
@@ -101,8 +94,6 @@ class ReachSearch:
         return int(least > 0 and holds(1))
 
     def _graph(self, size: int) -> Graph:
-        if size * self._unit not in self._growth.traced and self._deadline.passed:
-            raise OutOfTimeError(f"no time was left to trace a step of size {size * self._unit}")
         return self._growth.at(size * self._unit)
 
     def _fits_plainly(self, size: int) -> bool:

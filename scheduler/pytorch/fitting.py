@@ -16,6 +16,7 @@ from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidOptionErr
 from scheduler.graph import Graph
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import Growth
+from scheduler.planning.deep_graphs import deep_graph_at
 from scheduler.planning.fit_answers import Fit, Lever, Need, Reach
 from scheduler.planning.graph_variants import gradient_bytes, with_resident
 from scheduler.planning.levers import (
@@ -36,6 +37,7 @@ from scheduler.problem import Problem
 from scheduler.pytorch.largest_batch import plan_of_schedule
 from scheduler.pytorch.measurement.optimizer_memory import MakeOptimizer, OptimizerMemory, optimizer_memory
 from scheduler.pytorch.models.catalog import Arguments
+from scheduler.pytorch.models.shallow_models import shallow_copy
 from scheduler.pytorch.torch_private.pytree import tree_map_only
 from scheduler.pytorch.tracing import trace
 from scheduler.schedule import Schedule
@@ -44,11 +46,15 @@ from scheduler.solvers.deadline import Deadline
 _PLANNING_SHARE = 0.4
 """Share of the remaining time for the search for a plan."""
 _PLANNING_SECONDS = 10.0
+_REACH_SHARE = 0.5
+"""Share of the remaining time for the largest batch, and then for the longest length."""
 _TRIES = 3
 """Plans within smaller and smaller budgets, until the segments of the allocator fit too."""
 MOST_SAMPLES = 2**16
 """The largest batch that is tried."""
 
+_Sizes = tuple[int, int | None, torch.dtype | None]
+"""Batch size, length and dtype of a step."""
 MakeBatch = Callable[..., Arguments]
 """Takes a batch size, and a length if there is one, and returns `(args, kwargs)`."""
 
@@ -66,7 +72,7 @@ def fit(
     dtype: str | None = None,
     autocast: str | None = None,
     name: str = "",
-    time_limit: float = 60.0,
+    time_limit: float = 45.0,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Fit:
     """Return whether a training step fits a device, what fills the memory, and what helps.
@@ -192,6 +198,9 @@ class _Steps:
         self.device, self.loss, self.optimizer = device, loss, optimizer
         self.autocast, self.dtype, self._progress = autocast, dtype, progress
         self._models: dict[torch.dtype | None, nn.Module] = {}
+        self._shallow: dict[torch.dtype | None, nn.Module | None] = {}
+        self._traced: dict[_Sizes, Graph] = {}
+        self._traced_shallow: dict[_Sizes, Graph] = {}
 
     @property
     def name(self) -> str:
@@ -223,9 +232,37 @@ class _Steps:
         return optimizer_memory(self.model(dtype).parameters(), optimizer, self.device.platform.replace("rocm", "cuda"))
 
     def graph(self, batch_size: int, length: int | None, dtype: torch.dtype | None) -> Graph:
-        """Return the graph of a step, without the optimizer's state."""
+        """Return the graph of a step, without the optimizer's state.
+
+        Of a model with many equal blocks, only the first size is traced as it is; others follow
+        from copies with fewer blocks, where that can be checked.
+        """
+        sizes = (batch_size, length, dtype)
+        return self._from_fewer_blocks(sizes) or self._traced.setdefault(sizes, self._trace(self.model(dtype), sizes))
+
+    def _from_fewer_blocks(self, sizes: _Sizes) -> Graph | None:
+        known = {other: graph for other, graph in self._traced.items() if other[2] == sizes[2]}
+        if not known:
+            return None
+        if sizes[2] not in self._shallow:
+            self._shallow[sizes[2]] = shallow_copy(self.model(sizes[2]))
+        model = self._shallow[sizes[2]]
+        if model is None:
+            return None
+        for wanted in (*known, sizes):
+            if wanted not in self._traced_shallow:
+                try:
+                    self._traced_shallow[wanted] = self._trace(model, wanted)
+                except CaptureError:
+                    self._shallow[sizes[2]] = None
+                    return None
+        grown = self._traced_shallow[sizes]
+        found = (deep_graph_at(graph, self._traced_shallow[other], grown) for other, graph in known.items())
+        return next((graph for graph in found if graph is not None), None)
+
+    def _trace(self, model: nn.Module, sizes: _Sizes) -> Graph:
+        batch_size, length, dtype = sizes
         self._progress(f"tracing a batch of {batch_size}" + ("" if length is None else f" and a length of {length}"))
-        model = self.model(dtype)
         with torch.device("meta"):
             args, kwargs = self._make_batch(batch_size) if length is None else self._make_batch(batch_size, length)
         if dtype is not None:
@@ -308,12 +345,18 @@ class _Search:
         self.notes: list[str] = []
         self.schedule: Schedule | None = None
         """A schedule of the step that fits, if the search came across one."""
-        self._by_batch = Growth(lambda size: steps.held(steps.graph(size, length, steps.dtype)))
+        self._by_batch = Growth(lambda size: self._graph_at(size, length))
         self._by_batch.traced[batch_size] = graph
         self._unit = _unit_of(length or 1)
-        self._by_length = Growth(lambda size: steps.held(steps.graph(batch_size, size, steps.dtype)))
+        self._by_length = Growth(lambda size: self._graph_at(batch_size, size))
         if length is not None:
             self._by_length.traced[length] = graph
+
+    def _graph_at(self, batch_size: int, length: int | None) -> Graph:
+        if self._deadline.passed:
+            size = f"a batch of {batch_size}" + ("" if length is None else f" and a length of {length}")
+            raise OutOfTimeError(f"no time was left to trace {size}")
+        return self._steps.held(self._steps.graph(batch_size, length, self._steps.dtype))
 
     def batches(self) -> Reach | None:
         """Return the largest batches of this length."""
@@ -336,7 +379,7 @@ class _Search:
             start=start,
             limit=limit,
             unit=unit,
-            deadline=self._deadline,
+            deadline=self._deadline.within(_REACH_SHARE * self._deadline.remaining),
         )
         if self._plan is not None:
             search.know(self._graph, self._plan.schedule)
@@ -396,8 +439,6 @@ class _Search:
 
     def _bare(self, growth: Growth, size: int) -> Graph:
         """Return the graph of a size without the optimizer's state."""
-        if size not in growth.traced and self._deadline.passed:
-            raise OutOfTimeError(f"no time was left to trace a step of size {size}")
         graph = growth.at(size)
         if "optimizer" not in graph.resident:
             return graph

@@ -12,11 +12,15 @@ from torch import nn
 from scheduler.cli import main
 from scheduler.devices import Device
 from scheduler.errors import InvalidOptionError
-from scheduler.planning.fit_answers import Fit
+from scheduler.planning.fit_answers import Fit, Need
+from scheduler.planning.graph_variants import with_resident
 from scheduler.planning.peak_contents import total_by_kind
-from scheduler.pytorch import checkpointed, fit
+from scheduler.problem import Problem
+from scheduler.pytorch import checkpointed, fit, trace
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
+from scheduler.pytorch.measurement.optimizer_memory import optimizer_memory
 from scheduler.pytorch.models.catalog import Arguments
+from tests.support.fake_clock import FakeClock
 
 WIDTH, DEPTH = 64, 6
 FLOAT_BYTES, COUNTER_BYTES = 4, 4
@@ -58,7 +62,8 @@ def _peak(batch: int) -> int:
 def _fit(memory_bytes: int, batch_size: int = 256, seconds: float = 0.0, **options: object) -> Fit:
     """Return the answer for the layers; without seconds, other sizes and plans are not looked at for long."""
     device = _own(memory_bytes)
-    return fit(_mlp, _batch, device, batch_size=batch_size, loss=torch.sum, time_limit=seconds, **options)  # type: ignore[arg-type]
+    with FakeClock(seconds_per_look=0.02):
+        return fit(_mlp, _batch, device, batch_size=batch_size, loss=torch.sum, time_limit=seconds, **options)  # type: ignore[arg-type]
 
 
 def test_parts_are_those_of_the_architecture_and_add_up_to_the_byte() -> None:
@@ -92,6 +97,24 @@ def test_a_plan_for_the_device_trains_the_real_model_within_it() -> None:
     with StorageTracker(resident) as tracker:
         step()
     assert storage_bytes(resident) + tracker.peak_bytes + STATE == found.plan.peak_bytes <= memory
+
+
+def test_other_sizes_of_a_deep_model_are_those_of_a_trace_of_its_own() -> None:
+    def deep() -> nn.Module:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(9)))
+
+    def batch(size: int) -> Arguments:
+        return (torch.zeros(size, 8),), {}
+
+    device = _own(20_000)
+    with FakeClock(seconds_per_look=0.02):
+        found = fit(deep, batch, device, batch_size=4, loss=torch.sum, time_limit=5)
+    assert found.batches is not None
+    for size, fits in ((found.batches.plain, True), (found.batches.plain + 1, False)):
+        graph = trace(deep(), batch(size)[0], loss=torch.sum, costs=device)
+        memory = optimizer_memory(deep().parameters(), "adamw", "cpu")
+        held = with_resident(graph, "optimizer", memory.state_bytes, "optimizer state")
+        assert Need.of(held, Problem(held, 0).save_everything, device, memory.temporary_bytes).fits == fits
 
 
 def test_a_model_that_cannot_fit_is_proven_not_to() -> None:
@@ -189,11 +212,19 @@ def test_a_configuration_file_gives_the_memory_of_its_architecture(tmp_path: Pat
         dtype="bfloat16",
         time_limit=0.0,
     )
-    layers, d, f, v = 2, 256, 896, 2048
-    weights = 2 * v * d + d + layers * (2 * d * d + 2 * d * d // 4 + 3 * d * f + 2 * d)
+    layers, d, f, v, heads, tokens = 2, 256, 896, 2048, 8, 2 * 512
+    shared = d // 4  # width of keys and of values, which four heads share
+    weights = 2 * v * d + d + layers * (2 * d * d + 2 * d * shared + 3 * d * f + 2 * d)
     totals = total_by_kind(found.parts)
     assert totals["parameter"] == 2 * weights
     assert totals["optimizer state"] == 4 * weights
+    # Saved per token and layer, 2 bytes a number unless in float32: in the MLP gate, its activation, up and
+    # their product; for each norm its input and a factor in float32, the normalized values and the result;
+    # queries, keys and values with their positions, the output of attention, and a sum per head in float32.
+    norm = (4 + 2 + 2) * d + 4
+    per_layer = 4 * 2 * f + 2 * norm + 2 * (2 * d + 2 * shared) + 4 * heads
+    blocks = sum(part.size_bytes for part in found.parts if ".layers." in part.layer and part.kind == "activation")
+    assert blocks == pytest.approx(layers * tokens * per_layer, rel=0.02)
 
 
 def _factory(batch_size: int = 8) -> tuple[nn.Module, tuple[object, ...], dict[str, object], object]:
