@@ -94,10 +94,21 @@ class RetentionWalker:
             self.moves += count
         self.seconds += clock.now() - started
 
-    def best(self) -> Schedule | None:
-        """Return the fastest schedule of the round that fits the budget; None if there is none."""
-        if math.isinf(self.state.levels[BEST]):
-            return None
+    @property
+    def best_time(self) -> float:
+        """Time of the fastest schedule since the last `load` that fits the budget; inf if there is none."""
+        return float(self.state.levels[BEST])
+
+    def best(self) -> Schedule:
+        """Return that schedule.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        if math.isinf(self.best_time):
+            raise ValueError("no schedule fits: call best() only if best_time is finite")
         graph, tensors = self.model.graph, len(self.model.graph.producer)
         most_runs = MOST_RUNS_RATIO * len(graph.order) + 1000
         runs, _, count = decode_decisions(graph, self.state.kept[tensors:], self.state.kept[:tensors], most_runs)

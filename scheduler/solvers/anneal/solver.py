@@ -57,9 +57,11 @@ HOT, WARM, COLD = 0.5, 0.1, 0.005
 """Temperatures in mean times of an operation: at the start of a round from the initial schedule, at the
 start of a round from the best schedule, and at the end of every round."""
 RETENTION_MOVES = 40
-"""Moves of a walker in its first round over retention decisions, per operation."""
-RETENTION_HOT, RETENTION_WARM = 5.0, 2.0
-"""Temperatures at the start of rounds over retention decisions, alternately; a move changes many runs at once."""
+"""Moves of a walker in one cooling over retention decisions, per operation: many short ones beat a few long ones."""
+LEAST_COOLING = 10_000
+"""Fewest moves of one such cooling."""
+RETENTION_HOT = (5.0, 2.0, 1.0, 0.5)
+"""Temperatures at the start of coolings over retention decisions, in turn; a move changes many runs at once."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -260,7 +262,7 @@ class Annealing:
         futures = []
         for turn, walker in enumerate(walkers, self.rounds):
             if turn % 3 == 0:
-                walk = partial(walker.anneal_decisions, best, RETENTION_WARM if turn % 2 else RETENTION_HOT)
+                walk = partial(walker.anneal_decisions, best, self.best_time)
             elif turn % 3 == 2 and self.best is not None:
                 walk = partial(walker.anneal_runs, best, WARM)
             else:
@@ -285,6 +287,7 @@ class _Pair:
         self.operations = len(problem.graph.operations)
         self.over_runs = Walker(contraction, contraction.model(budget), seed, free=free)
         self.over_decisions = RetentionWalker(contraction, budget, seed)
+        self.coolings = 0
 
     @property
     def seconds(self) -> float:
@@ -308,24 +311,38 @@ class _Pair:
         deadline : Deadline
         """
         moves = self._moves(FIRST_ROUND_MOVES * length, most_moves)
+        before = self.over_runs.moves
         self.over_runs.load(runs, hot)
-        return self._cool(self.over_runs, hot, moves, deadline)
+        self.over_runs.cool(hot, moves, deadline)
+        return self.over_runs.moves - before, self.over_runs.best()
 
     def anneal_decisions(
-        self, runs: Sequence[int], hot: float, length: float, most_moves: float, deadline: Deadline
+        self, runs: Sequence[int], time: float, length: float, most_moves: float, deadline: Deadline
     ) -> tuple[int, Schedule | None]:
-        """Do the same over the retention decisions of the runs."""
-        moves = self._moves(RETENTION_MOVES * length, most_moves)
-        self.over_decisions.load(runs)
-        return self._cool(self.over_decisions, hot, moves, deadline)
+        """Do the same over the retention decisions of the runs, in several coolings, each from the best so far.
+
+        Parameters
+        ----------
+        runs : sequence of int
+            Where to start.
+        time : float
+            Their time if they fit; only faster schedules replace them.
+        length, most_moves, deadline
+            As for `anneal_runs`.
+        """
+        walker, best = self.over_decisions, None
+        begun, moves = walker.moves, self._moves(RETENTION_MOVES * length, most_moves)
+        while (left := moves - (walker.moves - begun)) > 0:
+            walker.load(runs)
+            hot = RETENTION_HOT[self.coolings % len(RETENTION_HOT)]
+            self.coolings += 1
+            walker.cool(hot, min(left, max(LEAST_COOLING, RETENTION_MOVES * self.operations)), deadline)
+            if walker.best_time < time:
+                best, time = walker.best(), walker.best_time
+                runs = runs_of(self.over_runs.contraction.graph, best)
+            if deadline.passed:
+                break
+        return walker.moves - begun, best
 
     def _moves(self, per_operation: float, most: float) -> int:
         return max(1, int(min(per_operation * self.operations, most)))
-
-    @staticmethod
-    def _cool(
-        walker: Walker | RetentionWalker, hot: float, moves: int, deadline: Deadline
-    ) -> tuple[int, Schedule | None]:
-        before = walker.moves
-        walker.cool(hot, moves, deadline)
-        return walker.moves - before, walker.best()

@@ -13,7 +13,6 @@ from scheduler.problem import Problem
 from scheduler.schedule import runs_of
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.retention import RetentionWalker
-from scheduler.solvers.anneal.retention_loop import BEST
 from scheduler.solvers.deadline import Deadline
 from tests.support.examples import examples
 from tests.support.oracle import optimum
@@ -37,17 +36,14 @@ def test_what_it_finds_fits_and_takes_the_time_that_it_counts(data: st.DataObjec
     graph = data.draw(st.one_of(graphs(), joint_graphs()))
     budget = data.draw(st.integers(0, 40))
     walker = walked(graph, budget, data.draw(st.integers(1, 300)))
-    schedule = walker.best()
-    assert (schedule is None) == math.isinf(walker.state.levels[BEST])
-    if schedule is not None:
-        simulation = sc.simulate(graph, schedule)
+    if math.isfinite(walker.best_time):
+        simulation = sc.simulate(graph, walker.best())
         assert simulation.peak_bytes <= budget
-        assert simulation.time == pytest.approx(walker.state.levels[BEST])
+        assert simulation.time == pytest.approx(walker.best_time)
 
 
 @pytest.mark.parametrize("budget", [20, 24, 28])
 def test_on_a_chain_of_six_it_finds_what_the_exhaustive_search_finds(budget: int) -> None:
     graph = uniform_chain(6)
     found = walked(graph, budget, 5_000).best()
-    assert found is not None
     assert sc.simulate(graph, found).time == optimum(graph.to_dict(), budget, "input order")
