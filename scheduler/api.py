@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple, TypedDict, Unpack
 
-from scheduler.errors import BudgetTooSmallError, InvalidOptionError, OutOfTimeError, UnsuitableProblemError
+from scheduler.errors import (
+    BudgetTooSmallError,
+    InvalidOptionError,
+    OutOfTimeError,
+    SlowPlanWarning,
+    UnsuitableProblemError,
+)
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Granularity, Plan
 from scheduler.problem import Problem
-from scheduler.simulator import simulate
+from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Progress, Proposal, Solution, Status, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
-from scheduler.solvers.explanations import explain
+from scheduler.solvers.explanations import explain, explain_slow
 from scheduler.solvers.registry import load_solver
 from scheduler.solvers.smallest_peak import quick_peak, squeeze, with_budget
 
 MIN_EXPLANATION_SECONDS, MAX_EXPLANATION_SECONDS = 0.3, 2.0
 """Limits of the time to look for the smallest peak that an error message names."""
 
+
+SLOW_PLAN, FAST_PLAN = 2.0, 1.5
+"""A plan that takes more than the first multiple of the plain step is handed over with a warning, which names a
+budget for which the second is known to suffice."""
 
 TRAINING_GAP = 0.005
 """The gap at which a search ends where a model is about to be trained; `solve` by itself searches on."""
@@ -223,9 +234,16 @@ def make_plan(
         If it is proven that no schedule fits, or the solver found none.
     OutOfTimeError
         If the time limit passed before a schedule was found.
+
+    Warns
+    -----
+    SlowPlanWarning
+        If the plan takes more than twice as long as the plain step.
     """
     solution = solve(graph_or_chain, budget, progress=progress, **options)
-    return plan_of(graph_or_chain, solution, time_limit=options.get("time_limit", 60.0))
+    plan = plan_of(graph_or_chain, solution, time_limit=options.get("time_limit", 60.0))
+    warn_if_slow(graph_or_chain, solution)
+    return plan
 
 
 def plan_of(
@@ -250,6 +268,26 @@ def plan_of(
         raise BudgetTooSmallError(message, proven=solution.status is Status.INFEASIBLE)
     granularity = granularity or ("operations" if chain is None else "layers")
     return Plan.of(graph, solution, granularity=granularity)
+
+
+def warn_if_slow(graph_or_chain: Graph | Chain, solution: Solution) -> None:
+    """Issue a `SlowPlanWarning` if a solution takes more than `SLOW_PLAN` times as long as the plain step."""
+    if math.isfinite(solution.time) and solution.time > SLOW_PLAN * solution.baseline_time > 0:
+        faster = _faster(lower(graph_or_chain)[0], solution, Deadline(MAX_EXPLANATION_SECONDS))
+        warnings.warn(explain_slow(solution, faster), SlowPlanWarning, stacklevel=3)
+
+
+def _faster(graph: Graph, solution: Solution, deadline: Deadline) -> Simulation:
+    """Return the simulation of a schedule for a larger budget that is fast enough, by the greedy search."""
+    problem = Problem(graph, solution.budget_bytes)
+    added = problem.baseline.peak_bytes - solution.budget_bytes
+    for eighths in range(1, 8):
+        larger = replace(problem, budget_bytes=solution.budget_bytes + added * eighths // 8)
+        found = None if deadline.passed else load_solver("greedy")(larger, deadline=deadline, seed=0).schedule
+        simulation = problem.baseline if found is None else simulate(graph, found)
+        if simulation.peak_bytes <= larger.budget_bytes and simulation.time <= FAST_PLAN * problem.baseline.time:
+            return simulation
+    return problem.baseline
 
 
 def lower(graph_or_chain: Graph | Chain) -> tuple[Graph, Chain | None]:

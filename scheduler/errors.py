@@ -19,6 +19,8 @@ SchedulerError
 ├── CaptureError             a module cannot be captured as a graph
 ├── ExecutionError           a planned module is called in a way that its plan does not cover
 └── MissingExtraError        an optional dependency is not installed
+
+`SlowPlanWarning` is a warning: a plan is valid, but costs much more than the plain step.
 """
 
 from __future__ import annotations
@@ -125,3 +127,7 @@ class ExecutionError(SchedulerError, RuntimeError):
 
 class MissingExtraError(SchedulerError, ImportError):
     """An optional dependency is not installed."""
+
+
+class SlowPlanWarning(UserWarning):
+    """A plan takes more than twice as long as the plain step."""

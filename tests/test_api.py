@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from importlib.metadata import version
 from types import ModuleType
 
@@ -27,6 +28,31 @@ def test_all_lists_the_public_names_and_only_submodules_are_left_out() -> None:
     modules = {name for name, value in public.items() if isinstance(value, ModuleType)}
     assert sorted(public.keys() - modules | {"zoo"}) == sorted(sc.__all__)
     assert {vars(sc)[name].__name__ for name in modules} == {f"scheduler.{name}" for name in modules}
+
+
+def interrupted_uses() -> sc.Graph:
+    """`heavy` makes 8 bytes that are read three times; between the reads, 8 other bytes are live."""
+    operations = [sc.Operation("heavy", [], ["x"], 100.0), sc.Operation("read0", ["x"], ["r0"], 1.0)]
+    tensors = [sc.Tensor("x", 8), sc.Tensor("r0", 1)]
+    for k in (1, 2):
+        operations += [
+            sc.Operation(f"big{k}", [f"r{k - 1}"], [f"b{k}"], 1.0),
+            sc.Operation(f"reduce{k}", [f"b{k}"], [f"s{k}"], 1.0),
+            sc.Operation(f"read{k}", ["x", f"s{k}"], [f"r{k}"], 1.0),
+        ]
+        tensors += [sc.Tensor(f"b{k}", 8), sc.Tensor(f"s{k}", 1), sc.Tensor(f"r{k}", 1)]
+    return sc.Graph(operations, tensors, results=["r2"])
+
+
+def test_a_plan_of_more_than_twice_the_plain_step_comes_with_a_warning_and_a_budget_that_is_faster() -> None:
+    graph = interrupted_uses()
+    # Three runs of `heavy` and seven others take 307, one and seven take 107; the second needs x, b and r at once.
+    with pytest.warns(
+        sc.SlowPlanWarning, match=r"2\.87 times .* proven optimal .* 17 B \(100.0%\), at most 1\.00 times"
+    ):
+        assert sc.make_plan(graph, 10).time == 307.0
+    with warnings.catch_warnings(action="error"):
+        assert sc.make_plan(graph, 17).time == 107.0
 
 
 def test_every_error_is_public() -> None:

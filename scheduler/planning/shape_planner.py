@@ -17,6 +17,7 @@ from scheduler.api import (
     plan_of,
     propose_with_bounds,
     training_time_limit,
+    warn_if_slow,
 )
 from scheduler.errors import BudgetTooSmallError, OutOfTimeError
 from scheduler.graph import Graph
@@ -104,7 +105,11 @@ class ShapePlanner:
             before = self._least_times.get(self._exact(key, graph), 0.0)
             is_known = math.isclose(before, problem.least_time, rel_tol=SAME_TIMES)
             solution = self._take_over(problem, is_known=is_known) or self._search_from(problem, self._longest.get(key))
-        plan = self._search_anew(graph_or_chain) if solution is None else plan_of(graph_or_chain, solution)
+        if solution is None:
+            plan = self._search_anew(graph_or_chain)
+        else:
+            plan = plan_of(graph_or_chain, solution)
+            warn_if_slow(graph_or_chain, solution)
         self.budget_bytes = plan.budget_bytes
         self._keep(key, plan)
         return plan

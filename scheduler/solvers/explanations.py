@@ -1,4 +1,4 @@
-"""Explain why no schedule was found within a budget, and what helps."""
+"""Explain why no schedule was found within a budget, or only a slow one, and what helps."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from scheduler.graph import Graph
 from scheduler.problem import Floor, Problem
+from scheduler.simulator import Simulation
 from scheduler.solution import Solution, Status
-from scheduler.units import format_bytes, format_peak
+from scheduler.units import format_bytes, format_peak, format_percent
 
 _NAMES = {
     "parameter": "parameters",
@@ -91,6 +92,30 @@ def explain(
         why += f" Of that, {stay} stay in memory whatever is recomputed, mostly {_listed(fixed)}."
     helps, but = _helps(fixed) if is_fixed else (["use a smaller batch", "split that operation"], "")
     return f'{why} Set the budget to "min" or {known_bytes} bytes, {", ".join(helps[:-1])}, or {helps[-1]}.{but}'
+
+
+def explain_slow(solution: Solution, faster: Simulation) -> str:
+    """Return how slow a solution is, whether a faster one may exist, and which budget is known to have one.
+
+    Parameters
+    ----------
+    solution : Solution
+    faster : Simulation
+        Of a schedule for a larger budget.
+    """
+
+    def peak(count: int) -> str:
+        return format_peak(count, solution.resident_bytes, solution.baseline_peak_bytes)
+
+    if solution.status is Status.OPTIMAL:
+        proof = f"which is proven optimal in {solution.search_space}"
+    else:
+        proof = f"with a gap of {format_percent(solution.gap)}: a longer search may find a faster plan"
+    return (
+        f"the plan for {peak(solution.budget_bytes)} takes {solution.time / solution.baseline_time:.2f} times as long"
+        f" as the plain step, {proof}. With a budget of {peak(faster.peak_bytes)}, at most"
+        f" {faster.time / solution.baseline_time:.2f} times is known to suffice."
+    )
 
 
 def fixed_bytes(graph: Graph) -> Counter[str]:
