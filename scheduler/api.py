@@ -35,6 +35,9 @@ SLOW_PLAN, FAST_PLAN = 2.0, 1.5
 """A plan that takes more than the first multiple of the plain step is handed over with a warning, which names a
 budget for which the second is known to suffice."""
 
+BOUND_SHARE = 0.1
+"""Share of the remaining time for the bounds of `ilp` on the answer of a solver that has none of its own."""
+
 TRAINING_GAP = 0.005
 """The gap at which a search ends where a model is about to be trained; `solve` by itself searches on."""
 
@@ -308,8 +311,14 @@ def check_options(time_limit: float, seed: int) -> None:
 
 
 def propose_with_bounds(problem: Problem, solver: str, deadline: Deadline, seed: int) -> Proposal:
-    """Return the proposal of a solver, with the bounds of `ilp` if it has none of its own."""
-    return with_bounds(problem, load_solver(solver)(problem, deadline=deadline, seed=seed), deadline)
+    """Return the proposal of a solver, with the bounds of `ilp` if it has none of its own.
+
+    The bounds take at most as long as the solver, or `BOUND_SHARE` of the time that is left if that is longer.
+    """
+    started = clock.now()
+    proposal = load_solver(solver)(problem, deadline=deadline, seed=seed)
+    seconds = max(clock.now() - started, BOUND_SHARE * deadline.remaining)
+    return with_bounds(problem, proposal, deadline.within(seconds))
 
 
 def with_bounds(problem: Problem, proposal: Proposal, deadline: Deadline) -> Proposal:

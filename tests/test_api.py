@@ -55,6 +55,19 @@ def test_a_plan_of_more_than_twice_the_plain_step_comes_with_a_warning_and_a_bud
         assert sc.make_plan(graph, 17).time == 107.0
 
 
+def test_a_solver_without_bounds_gets_them_in_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def prove(problem: sc.Problem, *, deadline: Deadline, seed: int) -> sc.Proposal:
+        given.append(deadline.remaining)
+        return sc.Proposal(None, "input order")
+
+    monkeypatch.setattr("scheduler.solvers.ilp.propose", prove)
+    with FakeClock(seconds_per_look=0.001):
+        sc.solve(interrupted_uses(), 10, solver="recompute-all", time_limit=60)
+    assert 5 < given[0] <= 6
+
+
 def test_every_error_is_public() -> None:
     classes = {value for value in vars(errors).values() if isinstance(value, type)}
     assert {getattr(sc, error.__name__) for error in classes} == classes
@@ -144,7 +157,7 @@ def test_bounds_come_with_every_answer_even_a_heuristic_one() -> None:
     graph = conv_net(6)
     exact = sc.solve(graph, "70%", solver="ilp")
     assert exact.status is sc.Status.OPTIMAL
-    quick = sc.solve(graph, "70%", solver="greedy")
+    quick = sc.solve(graph, "70%", solver="greedy", time_limit=600)
     assert quick.bound == exact.bound == exact.time
     assert quick.time >= exact.time
     assert quick.gap == pytest.approx((quick.time - exact.time) / quick.time)
