@@ -6,63 +6,95 @@ affine in the batch size. So two traces predict a third, and tracing that one co
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from scheduler.graph import Graph
+
+Step = TypeVar("Step")
 
 LEAST_PREDICTED = 2
 """Smaller batches are always traced: PyTorch captures another program for a dimension of size 1."""
 
 
-class Growth:
-    """The graphs of one model, by batch size.
+class StepsBySize(ABC, Generic[Step]):
+    """The steps of one model, by batch size.
 
     Parameters
     ----------
     trace : callable
-        Returns the graph of a batch size.
+        Returns the step of a batch size.
 
     Attributes
     ----------
-    traced : dict of int to Graph
-        The traced graphs by batch size.
+    traced : dict of int to Step
+        The traced steps by batch size.
     """
 
-    def __init__(self, trace: Callable[[int], Graph]) -> None:
+    def __init__(self, trace: Callable[[int], Step]) -> None:
         self._trace = trace
-        self.traced: dict[int, Graph] = {}
-        self._predicted: dict[int, Graph] = {}
+        self.traced: dict[int, Step] = {}
+        self._predicted: dict[int, Step] = {}
 
-    def at(self, size: int) -> Graph:
-        """Return the graph of a batch size, predicted if two traced graphs have the same structure."""
+    @abstractmethod
+    def structure(self, step: Step) -> Hashable:
+        """Return a key that steps share if they differ only in names, bytes and times."""
+
+    @abstractmethod
+    def bytes_of(self, step: Step) -> object:
+        """Return all bytes of a step, to be compared."""
+
+    @abstractmethod
+    def predict(self, size: int, one: int, other: int) -> Step:
+        """Return the step of a size from the traced ones of two others."""
+
+    def at(self, size: int) -> Step:
+        """Return the step of a batch size, predicted if two traced steps have the same structure."""
         if size in self.traced:
             return self.traced[size]
         if size not in self._predicted:
-            structures = {known: structure(graph) for known, graph in self.traced.items()}
+            structures = {known: self.structure(step) for known, step in self.traced.items()}
             pair = nearest_pair(size, structures) if size >= LEAST_PREDICTED else None
             if pair is None:
                 return self._trace_now(size)
-            self._predicted[size] = predict(size, *pair, self.traced[pair[0]], self.traced[pair[1]])
+            self._predicted[size] = self.predict(size, *pair)
         return self._predicted[size]
 
     def confirm(self, size: int) -> bool:
-        """Trace a batch size and return whether its graph was traced or predicted correctly before.
+        """Trace a batch size and return whether its step was traced or predicted correctly before.
 
         If not, all predictions are discarded.
         """
         if size in self.traced:
             return True
-        predicted = self._predicted.get(size)
-        graph = self._trace_now(size)
-        if predicted is not None and structure(graph) == structure(predicted) and _bytes(graph) == _bytes(predicted):
+        before = self._predicted.get(size)
+        step = self._trace_now(size)
+        if before is not None and self._key(step) == self._key(before):
             return True
         self._predicted.clear()
         return False
 
-    def _trace_now(self, size: int) -> Graph:
+    def _key(self, step: Step) -> object:
+        return self.structure(step), self.bytes_of(step)
+
+    def _trace_now(self, size: int) -> Step:
         self.traced[size] = self._trace(size)
         return self.traced[size]
+
+
+class Growth(StepsBySize[Graph]):
+    """The graphs of one model, by batch size; see `StepsBySize`."""
+
+    def structure(self, step: Graph) -> Hashable:
+        return structure(step)
+
+    def bytes_of(self, step: Graph) -> object:
+        return bytes_of(step)
+
+    def predict(self, size: int, one: int, other: int) -> Graph:
+        return predict(size, one, other, self.traced[one], self.traced[other])
 
 
 def nearest_pair(size: int, structures: Mapping[int, Hashable]) -> tuple[int, int] | None:
@@ -144,6 +176,7 @@ def extrapolate(size: int, one: int, other: int, a: int, b: int) -> int:
     return max(0, a - (a - b) * (size - one) // (other - one))
 
 
-def _bytes(graph: Graph) -> tuple[list[int], list[int]]:
+def bytes_of(graph: Graph) -> tuple[list[int], list[int]]:
+    """Return the bytes of all tensors and workspaces of a graph."""
     tensors = [tensor.size_bytes for tensor in graph.tensors]
     return tensors, [operation.workspace_bytes for operation in graph.operations]

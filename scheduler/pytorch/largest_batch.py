@@ -168,7 +168,7 @@ def max_batch(
     if granularity == "modules":
         trees = TreeGrowth(steps.tree)
         largest = largest_batch_by_modules(trees, budget_bytes, limit=limit, seconds=time_limit, gap=gap)
-        sizes = tuple(sorted(trees.measured))
+        sizes = tuple(sorted(trees.traced))
         return MaxBatch(largest.size, largest.plan, largest.bound, largest.next_plan, sizes)
     found = largest_batch(growth, budget_bytes, limit=limit, seconds=SEARCH_SHARE * time_limit, reorder=reorder)
     size, next_schedule = found.size, found.next_schedule

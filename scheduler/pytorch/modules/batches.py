@@ -9,7 +9,7 @@ from typing import Any
 from scheduler.errors import BudgetTooSmallError, OutOfTimeError
 from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan
-from scheduler.planning.batch_scaling import LEAST_PREDICTED, extrapolate, nearest_pair
+from scheduler.planning.batch_scaling import LEAST_PREDICTED, StepsBySize, bytes_of, extrapolate
 from scheduler.planning.batch_search import largest_where
 from scheduler.pytorch.modules.calls import CallTree, Segment
 from scheduler.pytorch.modules.choice import plan_modules
@@ -46,45 +46,26 @@ class LargestTree:
     next_plan: Plan | None
 
 
-class TreeGrowth:
-    """The call trees of one model, by batch size.
+class TreeGrowth(StepsBySize[LoweredTree]):
+    """The call trees of one model, by batch size; see `StepsBySize`.
 
     Parameters
     ----------
     measure : callable
         Returns the tree of a batch size.
-
-    Attributes
-    ----------
-    measured : dict of int to CallTree
     """
 
     def __init__(self, measure: Callable[[int], CallTree]) -> None:
-        self._measure = measure
-        self.measured: dict[int, CallTree] = {}
-        self._lowered: dict[int, LoweredTree] = {}
+        super().__init__(lambda size: lower(measure(size)))
 
-    def at(self, size: int) -> LoweredTree:
-        """Return the tree of a batch size, predicted if two measured ones have the same structure."""
-        if size not in self._lowered and size not in self.measured:
-            structures = {known: _structure(tree) for known, tree in self.measured.items()}
-            pair = nearest_pair(size, structures) if size >= LEAST_PREDICTED else None
-            if pair is None:
-                self.measure(size)
-            else:
-                one, other = pair
-                self._lowered[size] = lower(predict(size, one, other, self.measured[one], self.measured[other]))
-        if size not in self._lowered:
-            self._lowered[size] = lower(self.measured[size])
-        return self._lowered[size]
+    def structure(self, step: LoweredTree) -> Hashable:
+        return _structure(step.layout.tree)
 
-    def measure(self, size: int) -> bool:
-        """Measure a batch size, forget all predictions, and return whether it had not been measured."""
-        if size in self.measured:
-            return False
-        self.measured[size] = self._measure(size)
-        self._lowered.clear()
-        return True
+    def bytes_of(self, step: LoweredTree) -> object:
+        return bytes_of(step.graph)
+
+    def predict(self, size: int, one: int, other: int) -> LoweredTree:
+        return lower(predict(size, one, other, *(self.traced[known].layout.tree for known in (one, other))))
 
 
 def largest_batch_by_modules(
@@ -113,7 +94,7 @@ def largest_batch_by_modules(
         If not even a batch of one fits.
     """
     for size in range(LEAST_PREDICTED, min(limit, LEAST_PREDICTED + 1) + 1):
-        growth.measure(size)
+        growth.at(size)
     known: list[tuple[Decision, ...]] = [()]
 
     def fits(size: int) -> bool:
@@ -139,7 +120,7 @@ def largest_batch_by_modules(
         found = size < limit and find(size + 1)
         if found:
             continue
-        if not any([growth.measure(one) for one in (size, size + 1) if 0 < one <= limit]):
+        if all([growth.confirm(one) for one in (size, size + 1) if 0 < one <= limit]):
             break
     plan = plan_modules(growth.at(max(size, 1)), budget_bytes, gap=gap, time_limit=seconds)
     next_plan = None
