@@ -1,7 +1,7 @@
 """Make what the pages contain that no one writes by hand, or record the measurements that they show.
 
     python -m tests.pages                    make all tables, facts and figures of README and the guide
-    python -m tests.pages outputs            run the examples of the guide, and write what they print
+    python -m tests.pages outputs            run the examples of all pages, and write what they print
     python -m tests.pages record TABLE ...   measure these tables anew, then make all tables and figures
     python -m tests.pages record all         measure all tables, one after the other
 
@@ -17,9 +17,10 @@ import tempfile
 
 from tests.pages.examples import run_page
 from tests.pages.figures import figure_names, svg_of
-from tests.pages.generate import FIGURES, GUIDE, generated, page_paths
+from tests.pages.generate import FIGURES, generated, page_paths
 from tests.pages.recordings import read_manifest, record, write_manifest
 from tests.support.fake_clock import SECONDS_PER_LOOK, FakeClock
+from tests.support.paths import README
 
 
 def write() -> None:
@@ -32,17 +33,15 @@ def write() -> None:
 
 
 def write_outputs() -> None:
-    """Run the examples of all pages of the guide, and write what they print below them."""
+    """Run the examples of README and the guide, and write what they print below them."""
     os.environ["SCHEDULER_COSTS_FILE"] = "off"
-    for path in sorted(GUIDE.glob("*.md")):
+    for path in page_paths():
         page = path.read_text()
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            contextlib.chdir(folder),
-            FakeClock(seconds_per_look=SECONDS_PER_LOOK),
-        ):
-            for block, printed in run_page(page, path.stem):
-                if block.output is not None and block.language == "python":
+        # What README shows is measured; in the guide, time limits are numbers of looks at the clock.
+        clock = contextlib.nullcontext() if path == README else FakeClock(seconds_per_look=SECONDS_PER_LOOK)
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), clock:
+            for block, printed in run_page(page, path.stem, run_long=path == README):
+                if block.output is not None:
                     below = f"{block.code}```\n\n```text\n"
                     page = page.replace(below + block.output, below + printed)
         path.write_text(page)

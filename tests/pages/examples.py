@@ -15,7 +15,7 @@ from scheduler.cli import main
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
 
 
-RUN_ELSEWHERE = {"train", "doctor"}
+LONG = {"train", "doctor"}
 """Commands that take long, and that tests/test_readme.py and tests/test_doctor.py run."""
 
 
@@ -39,10 +39,10 @@ def blocks_of(page: str) -> list[Block]:
     return [Block(language, code, output or None) for language, code, output in BLOCK.findall(page)]
 
 
-def run_page(page: str, name: str) -> Iterator[tuple[Block, str]]:
+def run_page(page: str, name: str, *, run_long: bool = False) -> Iterator[tuple[Block, str]]:
     """Run the Python blocks and the commands of a page in order; yield each with what it printed.
 
-    The commands run in this process, in the current folder.
+    The commands run in this process, in the current folder; those of `LONG` only with `run_long`.
     """
     names: dict[str, object] = {"__name__": name}
     for block in blocks_of(page):
@@ -53,7 +53,7 @@ def run_page(page: str, name: str) -> Iterator[tuple[Block, str]]:
             if "def factory(" in block.code:  # the file that the page calls mine.py
                 Path("mine.py").write_text(block.code)
             for command in block.commands:
-                if command[0] in RUN_ELSEWHERE and "mine:factory" not in command:
+                if command[0] in LONG and "mine:factory" not in command and not run_long:
                     continue
                 status = main(command)
                 assert status == 0, (name, command, status)
