@@ -25,7 +25,7 @@ MOST_KINDS = 16
 """Most distinct blocks that are solved one by one."""
 MODE_LIMITS = 24
 """Number of steps from keeping nothing to keeping everything in a block; each step looks for one mode."""
-_SEGMENTS_SHARE = 0.7
+_SEGMENTS_SHARE = 0.5
 """Share of the time for segments of time."""
 _CUT_SHARE = 0.6
 """Share of the remaining time for the cut at the peak."""

@@ -9,7 +9,7 @@ backward reads late. Each segment is then rebuilt by itself, when memory is free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -24,10 +24,12 @@ from scheduler.solvers.ilp.views import fold_views
 
 LEAST_OPERATIONS = 1_000
 """Fewest operations for which time is divided into segments."""
-SEGMENTS = (8, 16, 32)
-"""Numbers of segments, tried in turn until a schedule fits."""
-_TRIALS = 3
-"""Number of further programs, each with a budget lower by what the schedule before exceeded."""
+SEGMENTS = (8, 16)
+"""Number of segments in the first program, and in all further ones."""
+MOST_PROGRAMS = 6
+"""Most programs with kept tensors."""
+_LEAST_STEP = 0.002
+"""Least share of the budget by which the limit at the cut is lowered."""
 _BOUND_SLACK, _SLACK = 0.005, 0.01
 """Gaps at which the program for the bound and those with kept tensors end, as shares of the time of the step."""
 _PREFERENCE = 0.05
@@ -37,7 +39,9 @@ _PROGRAM_SHARE = 0.4
 
 
 class TimeSegments:
-    """The programs at the cut where the save-everything step peaks, without and with segments of time.
+    """Integer programs at the peak of the save-everything step: one for a bound, then some with segments of time.
+
+    Where the decoded schedule exceeds the budget, the next program gets a lower limit.
 
     Parameters
     ----------
@@ -55,6 +59,7 @@ class TimeSegments:
         self.bound = problem.least_time
         self._precedence = Precedence(problem.graph, reorder=False)
         self._cut = _peak_task(problem)
+        self._limit = problem.budget_bytes
 
     @staticmethod
     def suits(graph: Graph) -> bool:
@@ -63,59 +68,41 @@ class TimeSegments:
         return has_backward and LEAST_OPERATIONS <= len(graph.operations) <= MOST_OPERATIONS
 
     def run(self, deadline: Deadline, offer: Callable[[Schedule], int]) -> None:
-        """Offer schedules, which returns the peak of each, until one with kept tensors fits or time is up."""
-        problem, budget = self.problem, self.problem.budget_bytes
-        answer = self._solve(self._program(budget), deadline, _BOUND_SLACK)
+        """Offer schedules, until one with kept tensors fits or time is up."""
+        problem = self.problem
+        answer = self._solve(self._program(), deadline, _BOUND_SLACK)
         self.bound = max(self.bound, answer.bound)
-        schedule = self._schedule(answer)
-        if schedule is None or offer(schedule) <= budget:
-            return
-        closest: tuple[int, int] | None = None
-        for segments in SEGMENTS:
-            peak = self._try(segments, budget, deadline, offer)
-            if peak is None or peak <= budget:
+        for number in range(MOST_PROGRAMS + 1):
+            if answer.live is None:
                 return
-            closest = min(closest or (peak, segments), (peak, segments))
-        assert closest is not None
-        peak, segments = closest
-        limit = budget
-        for _ in range(_TRIALS):
-            limit -= peak - budget
-            if limit <= problem.graph.resident_bytes:
+            peak = offer(decode(problem.graph, [self._cut], answer.live))
+            if peak <= problem.budget_bytes or deadline.passed:
                 return
-            lower = self._try(segments, limit, deadline, offer)
-            if lower is None or lower <= budget:
-                return
-            peak = lower
+            if number > 0:
+                self._limit -= max(peak - problem.budget_bytes, int(_LEAST_STEP * problem.budget_bytes))
+            program = self._program()
+            self._keep(program, separators(problem.graph, SEGMENTS[min(number, len(SEGMENTS) - 1)]))
+            answer = self._solve(program, deadline, _SLACK)
 
-    def _try(self, segments: int, limit: int, deadline: Deadline, offer: Callable[[Schedule], int]) -> int | None:
-        """Offer the schedule with so many segments and so many bytes at the cut; return its peak, or None."""
-        if deadline.passed:
-            return None
-        program = self._program(limit)
-        kept = separators(self.problem.graph, segments)
-        for saved in program.saved:
-            for tensor in kept & saved.keys():
-                program.program.at_least("separator", [(saved[tensor], 1.0)], 1)
-        self._prefer_late(program, kept)
-        schedule = self._schedule(self._solve(program, deadline, _SLACK))
-        return None if schedule is None else offer(schedule)
-
-    def _program(self, limit: int) -> CutRelaxation:
-        return CutRelaxation(self.problem.graph, self._precedence, [self._cut], [limit])
+    def _program(self) -> CutRelaxation:
+        return CutRelaxation(self.problem.graph, self._precedence, [self._cut], [self._limit])
 
     def _solve(self, program: CutRelaxation, deadline: Deadline, slack: float) -> CutAnswer:
         share = deadline.within(_PROGRAM_SHARE * deadline.remaining)
         return program.solve(share, max(slack, self.problem.gap) * self.problem.least_time)
 
-    def _schedule(self, answer: CutAnswer) -> Schedule | None:
-        return None if answer.live is None else decode(self.problem.graph, [self._cut], answer.live)
+    def _keep(self, program: CutRelaxation, kept: frozenset[int]) -> None:
+        """Keep tensors at the cuts, and recompute rather what is read late."""
+        for saved in program.saved:
+            for tensor in kept & saved.keys():
+                program.program.at_least("kept", [(saved[tensor], 1.0)], 1)
+        self._prefer_late(program, kept)
 
-    def _prefer_late(self, program: CutRelaxation, kept: Iterable[int]) -> None:
+    def _prefer_late(self, program: CutRelaxation, kept: frozenset[int]) -> None:
         """Make recomputations cheaper the later the backward reads what they lead to."""
         graph = self.problem.graph
         cut = graph.index.tasks[self._cut][0]
-        reads = _first_reads(graph, program.inputs, cut, frozenset(kept))
+        reads = _first_reads(graph, program.inputs, cut, kept)
         length = len(graph.operations) - cut
         factor = {
             variable.name: 1.0 - _PREFERENCE * (reads[i] - cut) / length
@@ -178,7 +165,7 @@ def _first_reads(graph: Graph, inputs: Sequence[Sequence[int]], cut: int, kept: 
 
 
 def _peak_task(problem: Problem) -> int:
-    """Return the task that runs at the peak of the save-everything step, or the next one after it."""
+    """Return the task that first runs where the save-everything step peaks, or the next one after it."""
     firsts = first_runs(problem.graph, problem.save_everything)
     peak = int(problem.baseline.memory.argmax())
     return min(firsts, key=lambda task: (firsts[task] < peak, abs(firsts[task] - peak)))
