@@ -29,6 +29,8 @@ MOST_OPERATIONS = 20_000
 MOST_CUTS = 16
 PROGRAM_SHARE = 0.95
 """Share of the remaining time for one integer program; its bound holds even if it is stopped early."""
+FIRST_PROGRAM_SHARE = 0.5
+"""The same for the first program, where the bound over all orders still needs one."""
 GLOBAL_SHARE = 0.3
 """Share of the remaining time for a further cut of the bound over all orders."""
 LEAST_GLOBAL_SECONDS = 1.0
@@ -48,7 +50,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     answer is a lower bound, and the set of tensors to keep there. A walk through the input
     order keeps these tensors and recomputes the others when they are needed. If simulation
     shows that the schedule fits and takes the time that the program claims, it is optimal;
-    otherwise the moment at which it fails becomes a further cut.
+    otherwise the moment at which it fails becomes a further cut. The bound over all orders has
+    cuts of its own, `AnyOrderBound`.
 
     Guarantee: the bounds hold for every schedule in the input order and in any order; the
     schedule is optimal in the input order if its time equals the bound, which is usually the
@@ -155,9 +158,7 @@ class _Search:
             if orders_agree:
                 self.global_bound = max(self.global_bound, answer.bound)
             self.deadline.report(self.proposal())
-            if problem.reorder and not orders_agree:
-                self._raise_global_bound()
-            if answer.infeasible or answer.live is None or self.infeasible:
+            if answer.infeasible or answer.live is None:
                 break
             schedule, simulation = self._decode(chain, answer.live)
             if self._closed():
@@ -165,6 +166,10 @@ class _Search:
             self._repair(chain, answer.live)
             if self._closed() or not answer.exact:
                 break
+            if problem.reorder and not orders_agree:
+                self.deadline.report(self.proposal())
+                self._raise_global_bound()
+        self.deadline.report(self.proposal())
         self._raise_global_bound_to_the_answer()
         self.messages.append(f"cuts: {len(self.cuts)}")
 
@@ -205,7 +210,8 @@ class _Search:
         return CutRelaxation(self.problem.graph, precedence, chain, budgets, self.deadline)
 
     def _slice(self) -> Deadline:
-        return self.deadline.within(max(1.0, PROGRAM_SHARE * self.deadline.remaining))
+        share = FIRST_PROGRAM_SHARE if self.problem.reorder and len(self.cuts) == 1 else PROGRAM_SHARE
+        return self.deadline.within(max(1.0, share * self.deadline.remaining))
 
     def _slack(self) -> float:
         """Return by how much the point of the next program may exceed its bound: less with every cut."""
