@@ -164,6 +164,7 @@ class Contraction:
             use_gap=flat_rows([[gap for _, gap in row] for row in uses])[1],
             tensor=np.concatenate([np.arange(len(uses), dtype=np.int64), input_ids]),
             step_of=np.full(len(graph.operations), -1, dtype=np.int64),
+            backward=np.array([op.phase == "backward" for op in graph.operations], dtype=np.bool_),
             budget=budget_bytes - graph.resident_bytes,
         )
 

@@ -80,17 +80,18 @@ class RetentionWalker:
             version=np.zeros(tensors, dtype=np.int64),
             viewed=np.zeros(operations, dtype=np.int64),
             kept=decision.copy(),
-            counts=np.array([len(loose), 0, 0, 0], dtype=np.int64),
+            kept_order=order.copy(),
+            counts=np.array([len(loose), 0, 0, 0, 0, 0], dtype=np.int64),
             levels=np.array([FIRST_WEIGHT * self.unit_time / self.unit_bytes, math.inf]),
             random=self.random,
         )
 
-    def cool(self, hot: float, moves: int, deadline: Deadline) -> None:
+    def cool(self, hot: float, moves: int, deadline: Deadline, *, free: bool = False) -> None:
         """Make moves while the temperature falls from `hot` to `COLD`, in mean times of an operation."""
         started, window = clock.now(), max(64, moves // WEIGHT_STEPS)
         for count, first, last in temperatures(hot, COLD, moves, self.chunk, deadline):
             unit = self.unit_time
-            anneal_decisions(self.model, self.state, count, first * unit, last * unit, window)
+            anneal_decisions(self.model, self.state, count, first * unit, last * unit, free, window)
             self.moves += count
         self.seconds += clock.now() - started
 
@@ -109,7 +110,8 @@ class RetentionWalker:
         """
         if math.isinf(self.best_time):
             raise ValueError("no schedule fits: call best() only if best_time is finite")
-        graph, tensors = self.model.graph, len(self.model.graph.producer)
+        graph = self.model.graph._replace(order=self.state.kept_order)
+        tensors = len(graph.producer)
         most_runs = MOST_RUNS_RATIO * len(graph.order) + 1000
         runs, _, count = decode_decisions(graph, self.state.kept[tensors:], self.state.kept[:tensors], most_runs)
         return schedule_from_runs(self.contraction.graph, self.contraction.expand(runs[:count].tolist()))

@@ -24,10 +24,14 @@ EVICTIONS_OVER_BUDGET, EVICTIONS = 0.6, 0.3
 """Shares of the moves that evict, if the present schedule is over budget and if it fits."""
 SWAP_SHARE = 0.4
 """Share of the moves that change decisions about the inputs of a tensor's producer in the opposite direction."""
+SHIFT_SHARE = 0.1
+"""Share of the moves that shift a first run, where tasks may be reordered."""
+FARTHEST_SHIFT = 32
+"""Most steps of a shift."""
 MOST_RUNS_RATIO = 8
 """A schedule has at most this many times the runs of the order, and a thousand more."""
 
-LOOSE, CHANGES, FITTING, SEEN = range(4)
+LOOSE, CHANGES, FITTING, SEEN, FROM, TO = range(6)
 """Entries of `RetentionState.counts`."""
 WEIGHT, BEST = range(2)
 """Entries of `RetentionState.levels`."""
@@ -43,7 +47,7 @@ class RetentionModel(NamedTuple):
     views that it needs, in order, and `base` the tensor that a view reads. `use_operation` and
     `use_gap` list, per tensor, the operations that produce or read it, and the gap that opens
     then. `tensor` is the tensor of each gap, `step_of` the step of each operation in the graph's
-    order (-1 for those outside), `budget` the bytes without the resident ones.
+    order (-1 for those outside), which shifts change; `budget` is without the resident bytes.
     """
 
     graph: GraphArrays
@@ -56,6 +60,7 @@ class RetentionModel(NamedTuple):
     use_gap: Ints
     tensor: Ints
     step_of: Ints
+    backward: Flags
     budget: int
 
 
@@ -64,7 +69,7 @@ class RetentionState(NamedTuple):
 
     `loose` lists the gaps whose tensors are not kept; `place` is the position of each in it, or
     -1. `changed` and `before` log the last move. `version` and `viewed` are scratch space. `kept`
-    are the best decisions that fit.
+    are the best decisions that fit, `kept_order` the order of the graph then.
     """
 
     decision: npt.NDArray[np.int8]
@@ -75,6 +80,7 @@ class RetentionState(NamedTuple):
     version: Ints
     viewed: Ints
     kept: npt.NDArray[np.int8]
+    kept_order: Ints
     counts: Ints
     levels: Floats
     random: npt.NDArray[np.uint64]
@@ -97,11 +103,11 @@ class Outcome(NamedTuple):
 
 
 @retention_kernel
-def anneal_decisions(m, s, moves, hot, cold, window):  # type: ignore[no-untyped-def]
+def anneal_decisions(m, s, moves, hot, cold, free, window):  # type: ignore[no-untyped-def]
     """Make random moves while the temperature falls geometrically from `hot` to `cold`.
 
-    The energy is the time plus the weight times the area. The weight is adapted after every
-    `window` moves.
+    The energy is the time plus the weight times the area. With `free`, first runs move too. The
+    weight is adapted after every `window` moves.
     """
     now = _outcome(m, s, np.inf)
     if now.time == np.inf:
@@ -113,19 +119,20 @@ def anneal_decisions(m, s, moves, hot, cold, window):  # type: ignore[no-untyped
         limit = -temperature * np.log(1.0 - draw(s))
         _adapt_weight(s, now.area, window)
         weight = s.levels[WEIGHT]
-        s.counts[CHANGES] = 0
-        if not _change(m, s, now):
-            _undo(s)
+        s.counts[CHANGES] = s.counts[FROM] = s.counts[TO] = 0
+        if not (_shift(m, s) if free and draw(s) < SHIFT_SHARE else _change(m, s, now)):
+            _undo(m, s)
             continue
         energy = now.time + weight * now.area + limit
         then = _outcome(m, s, energy)
         if then.time + weight * then.area > energy:
-            _undo(s)
+            _undo(m, s)
             continue
         now = then
         if now.area == 0 and now.time < s.levels[BEST] * (1.0 - 1e-12):
             s.levels[BEST] = now.time
             s.kept[:] = s.decision
+            s.kept_order[:] = m.graph.order
 
 
 @inner_kernel
@@ -253,6 +260,56 @@ def _restore(m, s):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
+def _shift(m, s):  # type: ignore[no-untyped-def]
+    """Move a first run by some steps, after the first runs that it reads and before those that read it."""
+    old = pick(s, m.graph.order.shape[0])
+    new = old - FARTHEST_SHIFT + pick(s, 2 * FARTHEST_SHIFT + 1)
+    low, high = _steps_for(m, old)
+    new = min(max(new, low), high)
+    i = m.graph.order[old]
+    for step in range(min(old, new), max(old, new) + 1):
+        if m.backward[m.graph.order[step]] != m.backward[i]:
+            return False
+    s.counts[FROM], s.counts[TO] = old, new
+    _move_first(m, old, new)
+    return old != new
+
+
+@inner_kernel
+def _steps_for(m, old):  # type: ignore[no-untyped-def]
+    """Return the first and the last step to which the first run of a step may move."""
+    graph, i = m.graph, m.graph.order[old]
+    low, high = 0, graph.order.shape[0] - 1
+    for e in range(graph.input_start[i], graph.input_start[i + 1]):
+        tensor, first = graph.inputs[e], old
+        for u in range(m.use_start[tensor], m.use_start[tensor + 1]):
+            at = m.step_of[m.use_operation[u]]
+            if m.use_gap[u] == tensor and 0 <= at < first:
+                first = at
+        if first < old:
+            low = max(low, first + 1)
+    for k in range(graph.output_start[i], graph.output_start[i + 1]):
+        tensor = graph.outputs[k]
+        for u in range(m.use_start[tensor], m.use_start[tensor + 1]):
+            at = m.step_of[m.use_operation[u]]
+            if at > old:
+                high = min(high, at - 1)
+    return low, high
+
+
+@inner_kernel
+def _move_first(m, old, new):  # type: ignore[no-untyped-def]
+    """Move the first run of a step to another one, and those in between by one."""
+    order, i = m.graph.order, m.graph.order[old]
+    direction = 1 if new > old else -1
+    for step in range(old, new, direction):
+        order[step] = order[step + direction]
+        m.step_of[order[step]] = step
+    order[new] = i
+    m.step_of[i] = new
+
+
+@inner_kernel
 def _gap_before(m, s, tensor, step):  # type: ignore[no-untyped-def]
     """Return the gap of a tensor that is open just before a step of the order; -1 if there is none yet."""
     latest, gap = -1, -1
@@ -290,7 +347,8 @@ def _assign(s, gap, decision):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _undo(s):  # type: ignore[no-untyped-def]
+def _undo(m, s):  # type: ignore[no-untyped-def]
     """Undo the logged move."""
     for k in range(s.counts[CHANGES] - 1, -1, -1):
         _assign(s, s.changed[k], s.before[k])
+    _move_first(m, s.counts[TO], s.counts[FROM])

@@ -58,6 +58,8 @@ HOT, WARM, COLD = 0.5, 0.1, 0.005
 start of a round from the best schedule, and at the end of every round."""
 RETENTION_MOVES = 40
 """Moves of a walker in one cooling over retention decisions, per operation: many short ones beat a few long ones."""
+WARMEST_SHIFTS = 1.0
+"""Highest of these temperatures at which first runs shift too: hotter, their order would become random."""
 LEAST_COOLING = 10_000
 """Fewest moves of one such cooling."""
 RETENTION_HOT = (5.0, 2.0, 1.0, 0.5)
@@ -288,6 +290,8 @@ class _Pair:
         self.over_runs = Walker(contraction, contraction.model(budget), seed, free=free)
         self.over_decisions = RetentionWalker(contraction, budget, seed)
         self.coolings = 0
+        # With alternatives, tensors are recomputed by operations that are chosen for the input order.
+        self.may_shift = free and all(len(task) == 1 for task in problem.graph.index.tasks)
 
     @property
     def seconds(self) -> float:
@@ -336,7 +340,8 @@ class _Pair:
             walker.load(runs)
             hot = RETENTION_HOT[self.coolings % len(RETENTION_HOT)]
             self.coolings += 1
-            walker.cool(hot, min(left, max(LEAST_COOLING, RETENTION_MOVES * self.operations)), deadline)
+            free = self.may_shift and hot <= WARMEST_SHIFTS
+            walker.cool(hot, min(left, max(LEAST_COOLING, RETENTION_MOVES * self.operations)), deadline, free=free)
             if walker.best_time < time:
                 best, time = walker.best(), walker.best_time
                 runs = runs_of(self.over_runs.contraction.graph, best)
