@@ -21,7 +21,7 @@ from scheduler.solvers.jit import compiled
 
 Floats = npt.NDArray[np.float64]
 
-_MOST_RUNS_PER_OPERATION = 60
+_MOST_RUNS_PER_OPERATION = 20
 _MOST_ATTEMPTS = 8
 """Attempts at one operation of the order, each after evicting what its inputs can be recomputed without."""
 
