@@ -58,10 +58,15 @@ def peaks_of_regions(run: Callable[[], object], prefix: str) -> dict[str, int]:
     finally:
         with _native_stderr_closed():
             profiler.stop()
-    roots = event_trees(profiler)
-    events = list(_with_children(roots))
-    spans = {event.name: event for event in events if event.name.startswith(prefix)}
-    allocations = sorted(_allocations(events), key=_time_of)
+    spans: dict[str, ProfilerEvent] = {}
+    allocations: list[Allocation] = []
+    for event in _with_children(event_trees(profiler)):
+        fields = event.extra_fields
+        if isinstance(fields, AllocationFields):
+            allocations.append((event.start_time_ns, fields.ptr, fields.alloc_size, fields.device.type == "cpu"))
+        elif (name := event.name).startswith(prefix):
+            spans[name] = event
+    allocations.sort(key=_time_of)
     return {name: peak_bytes(_within(span, allocations)) for name, span in spans.items()}
 
 
@@ -129,12 +134,3 @@ def _with_children(events: Iterable[ProfilerEvent]) -> Iterator[ProfilerEvent]:
         event = pending.pop()
         pending.extend(event.children)
         yield event
-
-
-def _allocations(events: Iterable[ProfilerEvent]) -> list[Allocation]:
-    found = []
-    for event in events:
-        fields = event.extra_fields
-        if isinstance(fields, AllocationFields):
-            found.append((event.start_time_ns, fields.ptr, fields.alloc_size, fields.device.type == "cpu"))
-    return found

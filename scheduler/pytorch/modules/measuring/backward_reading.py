@@ -97,8 +97,8 @@ class StepReading:
                 places.setdefault(self._same[event.storage], position)
         own = [place for number, place in places.items() if segment in self._forward.savers(number)]
         runs = [place for place, event in enumerate(events) if isinstance(event, Run)]
-        last = max(own, default=-1)
-        since = runs[bisect.bisect_left(runs, last) - 1] if bisect.bisect_left(runs, last) else -1
+        before = bisect.bisect_left(runs, max(own, default=-1))
+        since = runs[before - 1] if before else -1
         return {
             place: self._log.sizes[cast("Freed", events[place]).storage]
             for number, place in places.items()

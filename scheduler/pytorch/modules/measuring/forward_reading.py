@@ -56,8 +56,8 @@ class ForwardReading:
     calls : Calls
     buffers : mapping of str to set of int
         The storages of the buffers of each module and its submodules, by its name.
-    changing : mapping of str to int
-        Bytes of those buffers of each module that its forward changes unseen, as a normalization does.
+    changing : mapping of str to set of int
+        Those of them that a forward changes without an operator that says so, as a normalization does.
 
     Attributes
     ----------
