@@ -285,7 +285,7 @@ class Chooser:
         self._tighten(found, self.plain, budget_bytes, deadline)
         if found.best is not None:
             limit = patience or deadline
-            limit = limit.within(limit.remaining / 2)
+            limit = limit.within(limit.remaining / 4)
             found.best = self._relaxed(self._thinned(found.best, budget_bytes, limit), budget_bytes, limit)
         return found
 
