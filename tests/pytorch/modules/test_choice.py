@@ -85,7 +85,7 @@ def test_a_proof_says_that_it_covers_choices_of_modules_and_what_else_may_help()
     smallest = plan_modules(block_tree(8), "min").peak_bytes
     with pytest.raises(BudgetTooSmallError) as caught:
         plan_modules(block_tree(8), smallest - 1)
-    assert "this is proven for every choice of modules to recompute, although no operation" in str(caught.value)
+    assert "this is proven for every choice of modules to recompute, although no moment" in str(caught.value)
     assert str(caught.value).endswith('If the step can be captured, granularity="operations" may need less.')
 
 
