@@ -14,7 +14,7 @@ from scheduler.solvers.ilp.relaxation import CutRelaxation
 
 MOST_CANDIDATES = 24
 LARGEST_SHARE_UNORDERED = 0.1
-"""A task is a candidate if at most this share of all tasks may first run before it as well as after it."""
+"""Candidates are tasks of which at most this share of all may first run before as well as after, if enough are."""
 CHOICE_SHARE = 0.2
 """Share of the time to choose a cut; the rest is for the integer program."""
 LEAST_GAIN = 1e-6
@@ -85,10 +85,10 @@ class AnyOrderBound:
         memory, first = self.problem.baseline.memory, first_runs(self.problem.graph, self.problem.save_everything)
         most = LARGEST_SHARE_UNORDERED * self.precedence.tasks
         over = [task for task, run in first.items() if memory[run] > self.problem.budget_bytes]
-        over = sorted(
-            (task for task in over if self.precedence.unordered[task] <= most),
-            key=lambda task: (-memory[first[task]], task),
-        )
+        over.sort(key=lambda task: (-memory[first[task]], task))
+        ordered = [task for task in over if self.precedence.unordered[task] <= most]
+        if len(ordered) >= MOST_CANDIDATES:
+            over = ordered
         half = MOST_CANDIDATES // 2
         return over[:half] + over[half :: max(1, -(-len(over) // half))]
 

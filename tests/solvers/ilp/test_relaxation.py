@@ -71,6 +71,15 @@ def test_the_bound_over_all_orders_chooses_the_cut_that_bounds_best() -> None:
     assert bound.bound == 12.0
 
 
+def test_where_few_tasks_are_ordered_the_others_are_candidates_too() -> None:
+    graph = step_with_a_task_that_may_wait()
+    precedence = Precedence(graph, reorder=True)
+    assert precedence.unordered.tolist() == [0, 1, 1]
+    bound = AnyOrderBound(Problem(graph, 9), precedence)
+    bound.add_cut([], Deadline(20))
+    assert bound.bound == 12.0
+
+
 def test_further_cuts_are_added_only_while_they_raise_the_bound() -> None:
     graph = step_with_a_task_that_may_wait()
     bound = AnyOrderBound(Problem(graph, 9), Precedence(graph, reorder=True))
