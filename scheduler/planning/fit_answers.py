@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler.caching_allocator import allocator_use
 from scheduler.devices import Device
 from scheduler.graph import Graph
 from scheduler.plan import Plan
+from scheduler.planning.caching_allocator import allocator_use
 from scheduler.planning.graph_variants import gradient_bytes
 from scheduler.planning.peak_contents import KINDS, Part, total_by_kind
 from scheduler.schedule import Schedule

@@ -195,7 +195,7 @@ def test_times_by_events_are_seconds_of_one_run(monkeypatch: pytest.MonkeyPatch)
 
 _ALLOCATIONS = """
 import random, torch
-from scheduler.caching_allocator import CachingAllocator
+from scheduler.planning.caching_allocator import CachingAllocator
 torch.empty(0, device="cuda")
 generator, simulated, live = random.Random(0), CachingAllocator(expandable_segments={expandable}), []
 for _ in range(500):

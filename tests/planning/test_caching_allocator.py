@@ -8,7 +8,13 @@ import random
 import pytest
 
 import scheduler as sc
-from scheduler.caching_allocator import AllocatorUse, Block, CachingAllocator, OutOfDeviceMemoryError, allocator_use
+from scheduler.planning.caching_allocator import (
+    AllocatorUse,
+    Block,
+    CachingAllocator,
+    OutOfDeviceMemoryError,
+    allocator_use,
+)
 from scheduler.problem import save_everything
 from tests.support.training_graphs import uniform_chain
 
