@@ -24,6 +24,8 @@ class Need:
     ----------
     peak_bytes : int
         Largest sum of tensors and workspaces during the step and the optimizer's step.
+    live_bytes : int
+        Largest sum of tensors during the step, workspaces left out.
     reserved_bytes : int
         The same as segments of the device's allocator, which returns what it can if the device is
         full; equal to the peak on a CPU, and where the peak itself does not fit.
@@ -36,6 +38,7 @@ class Need:
     """
 
     peak_bytes: int
+    live_bytes: int
     reserved_bytes: int
     usable_bytes: int
     optimizer_step_bytes: int
@@ -75,7 +78,7 @@ class Need:
                 use = allocator_use(graph, schedule)
             # What the optimizer allocates comes from segments that the step has freed, as far as they go.
             reserved = max(use.reserved_bytes, after)
-        return cls(peak, reserved, device.usable_bytes, after, simulation.time)
+        return cls(peak, simulation.live_peak_bytes, reserved, device.usable_bytes, after, simulation.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,7 @@ def _need_data(need: Need) -> dict[str, object]:
     return {
         "fits": need.fits,
         "peak_bytes": need.peak_bytes,
+        "live_bytes": need.live_bytes,
         "reserved_bytes": need.reserved_bytes,
         "optimizer_step_bytes": need.optimizer_step_bytes,
         "time": need.time,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.devices import Device
 from scheduler.graph import Graph
@@ -120,7 +120,13 @@ def sharding(step: PlainStep, devices: int) -> Lever:
     held = -(-(parameters + gradients + step.state_bytes) // devices) + gathered - parameters + (block or rest)
     need = step.need_of(local, 0, step.temporary_bytes // devices)
     peak = need.peak_bytes + held
-    shifted = Need(peak, need.reserved_bytes + held, need.usable_bytes, need.optimizer_step_bytes + held, need.time)
+    shifted = replace(
+        need,
+        peak_bytes=peak,
+        live_bytes=need.live_bytes + held,
+        reserved_bytes=need.reserved_bytes + held,
+        optimizer_step_bytes=need.optimizer_step_bytes + held,
+    )
     how = "fully_shard on each block; the time of communication is not estimated"
     return step.lever(f"FSDP over {devices}", shifted, how, None)
 

@@ -1,0 +1,205 @@
+"""Whether models fit devices: the answers, and what they cost; and peaks on this machine, predicted and measured.
+
+    python tests/benchmarks/fit.py > tests/benchmarks/fit.csv
+    python tests/benchmarks/fit.py --here > tests/benchmarks/fit_here.csv
+
+Each model runs in a process of its own. Seconds are of the processor, imports included.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scheduler.planning.peak_contents import KINDS
+
+LLAMA_3_8B = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+GPT2_XL = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024}
+VIT_H = {
+    "model_type": "vit",
+    "num_hidden_layers": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+    "image_size": 224,
+    "num_labels": 1000,
+}
+MIXTRAL_LIKE = {
+    "model_type": "mixtral",
+    "num_hidden_layers": 16,
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+CASES: tuple[tuple[str, Mapping[str, object] | str, str, str, tuple[str, ...]], ...] = (
+    ("Llama-3-8B 1 x 8192", LLAMA_3_8B, "causal-lm", "--length 8192 --dtype bfloat16", ("h100-80gb", "h200")),
+    ("Llama-3-8B 8 x 2048", LLAMA_3_8B, "causal-lm", "--batch 8 --length 2048 --dtype bfloat16", ("h100-80gb", "h200")),
+    ("GPT-2 XL 4 x 1024", GPT2_XL, "causal-lm", "--batch 4 --length 1024 --autocast bfloat16", ("a100-80gb",)),
+    ("ViT-H/14 64", VIT_H, "image-classification", "--batch 64 --autocast bfloat16", ("a100-40gb",)),
+    ("DiT-1B 32", "tests.benchmarks.fit:transformer", "", "--autocast bfloat16", ("a100-80gb",)),
+    ("Mixtral-like 2 x 4096", MIXTRAL_LIKE, "causal-lm", "--batch 2 --length 4096 --dtype bfloat16", ("h200",)),
+)
+"""Name, configuration or factory, task, options and devices. The Mixtral-like model has 8 experts."""
+
+
+class _Block(nn.Module):
+    """A block of a diffusion transformer: attention and MLP, both modulated by the condition."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.modulation = nn.Linear(width, 6 * width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
+        self.inputs, self.outputs = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        a, b, c, d, e, f = self.modulation(F.silu(condition))[:, None].chunk(6, dim=2)
+        mixed = self.inputs(self.norms[0](x) * (1 + a) + b).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = mixed.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(batch, length, width)
+        x = x + c * self.outputs(mixed)
+        return x + f * self.mlp(self.norms[1](x) * (1 + d) + e)
+
+
+class _Transformer(nn.Module):
+    """A diffusion transformer on patches of latent images; returns the loss."""
+
+    def __init__(self, width: int, depth: int, heads: int, patch: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(4, width, patch, stride=patch)
+        self.condition = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(depth))
+        self.head = nn.Linear(width, 4 * patch**2)
+
+    def forward(self, images: Tensor, times: Tensor, noise: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        condition = self.condition(times)
+        for block in self.blocks:
+            x = block(x, condition)
+        return F.mse_loss(self.head(x), noise)
+
+
+def transformer(batch_size: int = 32) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return a diffusion transformer of one billion parameters for latents of 64 x 64."""
+    batch = torch.zeros(batch_size, 4, 64, 64), torch.zeros(batch_size, 256), torch.zeros(batch_size, 1024, 16)
+    return _Transformer(1536, 24, 24, 2), batch
+
+
+def rows() -> Iterator[list[object]]:
+    """One row per model and device, with the answer of `scheduler fit`."""
+    kinds = list(KINDS)
+    yield [
+        *("model", "device", "peak", "allocated by segments", "fits"),
+        *(KINDS[kind] for kind in kinds),
+        *("plan fits", "overhead", "batch", "batch planned", "length", "length planned", "seconds", "MiB"),
+    ]
+    for name, model, task, options in CASES:
+        for device in DEVICES:
+            data = _answer(model, task, ["--device", device, *options])
+            parts = {kind: sum(p["bytes"] for p in data["parts"] if p["kind"] == kind) for kind in kinds}
+            assert sum(parts.values()) == data["plain"]["peak_bytes"]
+            reached = [
+                data[what] and data[what][how] for what in ("batches", "lengths") for how in ("plain", "planned")
+            ]
+            yield [
+                *(name, device, data["plain"]["peak_bytes"], data["plain"]["reserved_bytes"], data["fits"]),
+                *parts.values(),
+                *(data["fits_with_a_plan"], data["overhead"], *reached, data["seconds"], data["mebibytes"]),
+            ]
+
+
+def _answer(model: Mapping[str, object] | str, task: str, options: list[str]) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(model))
+        given = [str(path), "--task", task] if task else [str(model)]
+        command = [sys.executable, "-m", "tests.benchmarks.fit", "--one", "fit", *given, *options, "--json"]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        return json.loads(run.stdout.splitlines()[-1])
+    except IndexError:
+        raise RuntimeError(run.stderr[-2000:]) from None
+
+
+def _one(arguments: list[str]) -> None:
+    """Print an answer of the command, with what it took; searches are limited in seconds of the processor."""
+    import contextlib
+    import io
+
+    from scheduler.cli import main
+    from scheduler.solvers.deadline import clock
+
+    clock.read = time.process_time
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main(arguments)
+    data = json.loads(printed.getvalue())
+    data["seconds"] = round(time.process_time(), 1)
+    data["mebibytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(json.dumps(data))
+
+
+def rows_here() -> Iterator[list[object]]:
+    """One row per listed model: the peaks of its step on this machine, predicted without data and measured."""
+    from scheduler.pytorch import fit, measure, resident_tensors, training_step
+    from scheduler.pytorch.models.catalog import make_model, model_names
+    from scheduler.pytorch.models.sized_models import catalog_model
+
+    yield ["model", "batch", "live: predicted", "live: measured", "allocator: predicted", "allocator: measured"]
+    for name in model_names():
+        for batch in (None, 3) if name == "convnet" else (None,):
+            given = catalog_model(name, batch_size=batch, length=None)
+            found = fit(
+                given.make_model,
+                given.make_batch,
+                "this machine",
+                batch_size=given.batch_size,
+                loss=given.loss,
+                optimizer="sgd",
+                time_limit=0.0,
+            )
+            case = make_model(name, batch_size=given.batch_size)
+            step = training_step(case.module, case.args, case.kwargs, loss=case.loss)
+            measured = measure(step, resident=resident_tensors(case.module, (case.args, case.kwargs)), repeats=1)
+            need = found.plain
+            yield [
+                *(name, given.batch_size, need.live_bytes, measured.live_peak_bytes),
+                *(need.peak_bytes, measured.allocator_peak_bytes),
+            ]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        _one(sys.argv[2:])
+    else:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        for row in rows_here() if sys.argv[1:] == ["--here"] else rows():
+            writer.writerow(row)
+            sys.stdout.flush()
