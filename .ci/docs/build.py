@@ -40,7 +40,7 @@ REFERENCE = (
 
 
 CHAPTERS = {
-    "Use": "start budgets plans guards granularity modules compile trainers distributed",
+    "Use": "start will_it_fit budgets plans guards granularity modules compile trainers distributed",
     "Look up": "commands troubleshooting glossary plan_file robustness",
     "Schedules": "solvers comparing extending related",
     "Measurements": "measurements measured_schedules measured_times measured_peers",

@@ -121,14 +121,13 @@ def rows() -> Iterator[list[object]]:
         *(KINDS[kind] for kind in kinds),
         *("plan fits", "overhead", "batch", "batch planned", "length", "length planned", "seconds", "MiB"),
     ]
-    for name, model, task, options in CASES:
-        for device in DEVICES:
-            data = _answer(model, task, ["--device", device, *options])
+    for name, model, task, options, devices in CASES:
+        for device in devices:
+            data = _answer(model, task, ["--device", device, *options.split()])
             parts = {kind: sum(p["bytes"] for p in data["parts"] if p["kind"] == kind) for kind in kinds}
             assert sum(parts.values()) == data["plain"]["peak_bytes"]
-            reached = [
-                data[what] and data[what][how] for what in ("batches", "lengths") for how in ("plain", "planned")
-            ]
+            reaches = [data["batches"] or {}, data["lengths"] or {}]
+            reached = [reach.get(how) for reach in reaches for how in ("plain", "planned")]
             yield [
                 *(name, device, data["plain"]["peak_bytes"], data["plain"]["reserved_bytes"], data["fits"]),
                 *parts.values(),
