@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from scheduler.api import TRAINING_GAP, make_plan
 from scheduler.devices import Device
 from scheduler.devices import device as find_device
-from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidOptionError, OutOfTimeError
+from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidOptionError, OutOfTimeError, SlowPlanWarning
 from scheduler.graph import Graph
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import Growth
@@ -34,6 +35,7 @@ from scheduler.planning.levers import (
 from scheduler.planning.peak_contents import KINDS, Part, peak_contents
 from scheduler.planning.reach import ReachSearch
 from scheduler.problem import Problem
+from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.largest_batch import plan_of_schedule
 from scheduler.pytorch.measurement.optimizer_memory import MakeOptimizer, OptimizerMemory, optimizer_memory
 from scheduler.pytorch.models.catalog import Arguments
@@ -268,15 +270,9 @@ class _Steps:
         if dtype is not None:
             args, kwargs = tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
         is_known = self.device.has_rates
+        costs: Costs = self.device if is_known else "measured"
         with contextlib.nullcontext() if self.autocast is None else torch.autocast("cpu", self.autocast):
-            return trace(
-                model,
-                args,
-                kwargs,
-                loss=self.loss,
-                costs=self.device if is_known else "measured",
-                workspaces=None if is_known else True,
-            )
+            return trace(model, args, kwargs, loss=self.loss, costs=costs, workspaces=None if is_known else True)
 
     def held(self, graph: Graph) -> Graph:
         """Return a graph with the optimizer's state."""
@@ -301,7 +297,7 @@ def _find_plan(graph: Graph, step: PlainStep, deadline: Deadline) -> tuple[Plan 
     for _ in range(_TRIES):
         seconds = max(1.0, min(_PLANNING_SECONDS, _PLANNING_SHARE * deadline.remaining))
         try:
-            plan = make_plan(graph, budget, time_limit=seconds, gap=TRAINING_GAP)
+            plan = _make_plan(graph, budget, seconds)
         except (BudgetTooSmallError, OutOfTimeError):
             break
         need = Need.of(graph, plan.schedule, step.device, step.temporary_bytes)
@@ -310,9 +306,15 @@ def _find_plan(graph: Graph, step: PlainStep, deadline: Deadline) -> tuple[Plan 
         budget -= max(need.reserved_bytes - usable, usable // 200)
     if plan is None:
         seconds = max(1.0, min(_PLANNING_SECONDS, _PLANNING_SHARE * deadline.remaining))
-        plan = make_plan(graph, "min", time_limit=seconds, gap=TRAINING_GAP)
+        plan = _make_plan(graph, "min", seconds)
         need = Need.of(graph, plan.schedule, step.device, step.temporary_bytes)
     return plan, need
+
+
+def _make_plan(graph: Graph, budget: int | str, seconds: float) -> Plan:
+    with warnings.catch_warnings():  # the answer says what a plan costs
+        warnings.simplefilter("ignore", SlowPlanWarning)
+        return make_plan(graph, budget, time_limit=seconds, gap=TRAINING_GAP)
 
 
 def _parts(graph: Graph, step: PlainStep) -> tuple[Part, ...]:
@@ -372,15 +374,9 @@ class _Search:
         def need(graph: Graph, schedule: Schedule) -> Need:
             return Need.of(graph, schedule, self._step.device, self._step.temporary_bytes)
 
-        search = ReachSearch(
-            growth,
-            need,
-            self._step.need.usable_bytes,
-            start=start,
-            limit=limit,
-            unit=unit,
-            deadline=self._deadline.within(_REACH_SHARE * self._deadline.remaining),
-        )
+        deadline = self._deadline.within(_REACH_SHARE * self._deadline.remaining)
+        usable = self._step.need.usable_bytes
+        search = ReachSearch(growth, need, usable, start=start, limit=limit, unit=unit, deadline=deadline)
         if self._plan is not None:
             search.know(self._graph, self._plan.schedule)
         try:
