@@ -183,11 +183,15 @@ class _Search:
             self._raise_global_bound(end)
 
     def _raise_global_bound(self, deadline: Deadline | None = None) -> None:
-        """Add a cut to the bound over all orders."""
+        """Add a cut to the bound over all orders; if none raises its relaxation, use those of the input order."""
         deadline = deadline or self.deadline
         share = 1.0 if not self.any_order_bound.cuts else GLOBAL_SHARE
-        self.any_order_bound.add_cut(self.cuts, deadline.within(share * deadline.remaining), self._slack())
+        limit = deadline.within(share * deadline.remaining)
+        self.any_order_bound.add_cut(self.cuts, limit, self._slack())
         self.global_bound = max(self.global_bound, self.any_order_bound.bound)
+        if self.any_order_bound.is_exhausted:
+            answer = self._program(self.any_order, self.any_order.chain(self.cuts)).solve(limit, self._slack())
+            self.global_bound = max(self.global_bound, answer.bound)
         self.bound = max(self.bound, self.global_bound)
         self.deadline.report(self.proposal())
 
