@@ -168,7 +168,7 @@ def chain_states(costs: ChainCosts) -> ChainStates:
     only if layer a does not keep it.
     """
     n = costs.layers
-    kinds = _kinds(costs)
+    kinds = layer_kinds(costs)
     keeps_input = costs.arrays.keeps_input
     numbers = np.full((2, n, n), -1, np.int32)
     parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]] = []
@@ -224,7 +224,7 @@ def grid_of(costs: ChainCosts, states: ChainStates, most: Ints, slots: int) -> t
     fastest = [int(low + np.argmin(arrays.extra_time[low:high])) for low, high in pairwise(arrays.first_mode)]
     steps = arrays.saved_bytes[fastest] + np.where(arrays.keeps_input, x[:-1], 0) - np.diff(p)
     before = np.concatenate([[0], np.cumsum(steps)[:-1]])
-    kinds = _kinds(costs)
+    kinds = layer_kinds(costs)
     unit = _unit(x[1:], _period(kinds, before), max(1, int((most + content).max())), slots)
     _, first = np.unique(kinds, return_index=True)
     phase = before[first][kinds] % unit
@@ -260,7 +260,7 @@ def _period(kinds: Ints, before: Ints) -> int:
     return max(0, int(sums[np.argmax(times)]))
 
 
-def _kinds(costs: ChainCosts) -> Ints:
+def layer_kinds(costs: ChainCosts) -> Ints:
     """Return a number per layer, the same for layers of equal costs with equal inputs."""
     arrays = costs.arrays
     per_mode = (

@@ -8,15 +8,19 @@ from scheduler.errors import UnsuitableProblemError
 from scheduler.graph.chain import Chain
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule
-from scheduler.solution import Proposal
+from scheduler.simulator import simulate
+from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.dp.costs import chain_costs
+from scheduler.solvers.dp.costs import chain_costs, layer_kinds
 from scheduler.solvers.dp.dynamic_program import whole_frontier
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.dp.pruned_search import PrunedSearch
+from scheduler.solvers.dp.two_passes import CLOSE, TwoPasses
 
 WHOLE_FRONTIER_LAYERS = 100
 """Most layers for which the frontier of all budgets is computed at once."""
+EXACT_LAYERS = 600
+"""Most layers, if they differ, for which the exact program comes first."""
 _WHOLE_FRONTIER_SECONDS = 10.0
 """Time limit within which the whole frontier of that many layers is always computed."""
 
@@ -35,7 +39,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     Search space: persistent. When: any chain. Cost: the whole frontier of 100 layers takes a
     second; longer chains are pruned with bounds from a coarse grid of memory, and repeated
     layers share their work: 300 different layers take 2 s, 500 take 10 s, 1000 of few kinds
-    4 s. Memory: at most 1024 MiB. When the time is up, it returns the best schedule found so far
+    4 s. Of more than 600 different layers, a schedule with two passes at most is returned if it is
+    within .01 % of a bound. Memory: at most 1024 MiB. When the time is up, it returns the best schedule found so far
     and its bound.
 
     Reference: Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova 2019, "Optimal checkpointing
@@ -54,6 +59,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     global_bound = one_cut_bound(chain_costs(chain), budget)
     if problem.floor.bytes > budget or math.isinf(global_bound):
         return Proposal(None, "persistent", infeasible=True)
+    if len(chain.layers) > EXACT_LAYERS and _is_varied(chain):
+        return _beyond_exact(problem, chain, deadline, global_bound)
     whole = len(chain.layers) <= WHOLE_FRONTIER_LAYERS and deadline.remaining > _WHOLE_FRONTIER_SECONDS
     schedule, bound, message = _from_frontier(chain, budget) if whole else _by_search(problem, chain, deadline)
     return Proposal(schedule, "persistent", bound, global_bound, messages=(message,) if message else ())
@@ -84,6 +91,27 @@ def _from_frontier(chain: Chain, budget: int) -> tuple[Schedule | None, float, s
     if time is None:
         return None, math.inf, _too_small(program.frontier[0][0] + program.costs.resident_bytes)
     return program.schedule(free), time, ""
+
+
+def _is_varied(chain: Chain) -> bool:
+    """Return whether at least half of the layers differ from all before them."""
+    return 2 * len(set(layer_kinds(chain_costs(chain)).tolist())) >= len(chain.layers)
+
+
+def _beyond_exact(problem: Problem, chain: Chain, deadline: Deadline, global_bound: float) -> Proposal:
+    """Return a schedule with two passes at most; search for a better one only if that is not close to the bound."""
+    passes = TwoPasses(chain, chain_costs(chain), problem.budget_bytes)
+    global_bound = max(global_bound, passes.bound)
+    schedule = passes.schedule(deadline)
+    time = math.inf if schedule is None else simulate(chain.graph, schedule).time
+    if relative_gap(time, global_bound) <= max(CLOSE, problem.gap):
+        return Proposal(schedule, "persistent", global_bound, global_bound)
+    deadline.report(Proposal(schedule, "persistent", global_bound, global_bound))
+    other, bound, message = _by_search(problem, chain, deadline)
+    if other is not None and simulate(chain.graph, other).time < time:
+        schedule = other
+    messages = (message,) if message else ()
+    return Proposal(schedule, "persistent", max(bound, global_bound), global_bound, messages=messages)
 
 
 def _by_search(problem: Problem, chain: Chain, deadline: Deadline) -> tuple[Schedule | None, float, str]:
