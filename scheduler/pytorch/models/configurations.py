@@ -15,15 +15,16 @@ from scheduler.errors import InvalidOptionError
 from scheduler.pytorch.models.catalog import Arguments
 from scheduler.pytorch.models.sized_models import DEFAULT_LENGTH, SizedModel
 
-_AUTO_CLASSES: Mapping[str, str] = {
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
-    "image-classification": "AutoModelForImageClassification",
+_HEADS: Mapping[str, tuple[str, str]] = {
+    "causal-lm": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "masked-lm": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
+    "seq2seq-lm": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
+    "sequence-classification": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
+    "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
+    "image-classification": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
 }
-TASKS = tuple(_AUTO_CLASSES)
+"""By task, what builds a model in transformers, and which configurations have that head."""
+TASKS = tuple(_HEADS)
 """What a model of a configuration file can be trained for."""
 
 
@@ -46,7 +47,7 @@ def read_configuration(path: str, task: str, *, batch_size: int, length: int | N
         If the file cannot be read, its model type is unknown, it has no such head, or a length has
         no meaning for it.
     """
-    if task not in _AUTO_CLASSES:
+    if task not in _HEADS:
         raise InvalidOptionError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -57,8 +58,8 @@ def read_configuration(path: str, task: str, *, batch_size: int, length: int | N
             f'"{path}" must be a configuration of transformers, JSON with a known "model_type", got an error: {error}'
         ) from error
     config.use_cache = False
-    auto = getattr(transformers, _AUTO_CLASSES[task])
-    if type(config) not in auto._model_mapping:
+    auto, mapping = (getattr(transformers, name) for name in _HEADS[task])
+    if type(config) not in mapping:
         raise InvalidOptionError(f'a model of type "{kind}" has no head for the task "{task}": try another --task')
 
     def make_model() -> nn.Module:
