@@ -281,8 +281,10 @@ def warn_if_slow(graph_or_chain: Graph | Chain, solution: Solution) -> None:
 
 
 def _faster(graph: Graph, solution: Solution, deadline: Deadline) -> Simulation:
-    """Return the simulation of a schedule for a larger budget that is fast enough, by the greedy search."""
+    """Return the simulation of a schedule that is fast enough, by the greedy search for larger budgets if need be."""
     problem = Problem(graph, solution.budget_bytes)
+    if problem.baseline.peak_bytes <= solution.budget_bytes:
+        return problem.baseline
     added = problem.baseline.peak_bytes - solution.budget_bytes
     for eighths in range(1, 8):
         larger = replace(problem, budget_bytes=solution.budget_bytes + added * eighths // 8)

@@ -55,6 +55,12 @@ def test_a_plan_of_more_than_twice_the_plain_step_comes_with_a_warning_and_a_bud
         assert sc.make_plan(graph, 17).time == 107.0
 
 
+def test_the_warning_names_a_faster_plan_within_the_budget_where_one_is_known() -> None:
+    # The save-everything schedule takes 107 and needs 17 B.
+    with pytest.warns(sc.SlowPlanWarning, match=r'plan that takes 1\.00 times as long fits .*: use solver="auto"'):
+        assert sc.make_plan(interrupted_uses(), 17, solver="recompute-all").time > 2 * 107
+
+
 def test_a_solver_without_bounds_gets_them_in_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
 

@@ -101,7 +101,7 @@ def explain_slow(solution: Solution, faster: Simulation) -> str:
     ----------
     solution : Solution
     faster : Simulation
-        Of a schedule for a larger budget.
+        Of a faster schedule, for a larger budget unless one is known to fit.
     """
 
     def peak(count: int) -> str:
@@ -111,10 +111,14 @@ def explain_slow(solution: Solution, faster: Simulation) -> str:
         proof = f"which is proven optimal in {solution.search_space}"
     else:
         proof = f"with a gap of {format_percent(solution.gap)}: a longer search may find a faster plan"
+    times = f"{faster.time / solution.baseline_time:.2f} times"
+    if faster.peak_bytes <= solution.budget_bytes:
+        advice = f'A plan that takes {times} as long fits this budget: use solver="auto"'
+    else:
+        advice = f"With a budget of {peak(faster.peak_bytes)}, at most {times} is known to suffice"
     return (
         f"the plan for {peak(solution.budget_bytes)} takes {solution.time / solution.baseline_time:.2f} times as long"
-        f" as the plain step, {proof}. With a budget of {peak(faster.peak_bytes)}, at most"
-        f" {faster.time / solution.baseline_time:.2f} times is known to suffice."
+        f" as the plain step, {proof}. {advice}."
     )
 
 

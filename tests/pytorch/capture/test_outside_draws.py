@@ -360,6 +360,7 @@ def several(model: Model, h: Tensor) -> Tensor:
     return h * torch.rand(h.shape, generator=model.generator) * torch.rand(h.shape, generator=OWN)
 
 
+@pytest.mark.filterwarnings("ignore::scheduler.errors.SlowPlanWarning")
 @pytest.mark.parametrize(
     "draw", [rand, randn, bernoulli_in_place, bernoulli, uniform_in_place, normal_in_place, permutation, several]
 )
