@@ -59,7 +59,6 @@ def test_no_other_order_is_searched_for_if_it_could_save_next_to_nothing() -> No
     assert (solution.time, solution.search_space) == (1e6 + 18, "input order")
     assert solution.status is sc.Status.OPTIMAL
     assert 1e6 <= solution.global_bound <= 1e6 + 12
-    assert solution.solve_seconds < 2
 
 
 @pytest.mark.parametrize("share", ["80%", "60%", "45%"])

@@ -502,7 +502,7 @@ def test_a_plan_for_other_layers_is_refused():
 
 
 def test_a_budget_under_the_floor_names_the_layer():
-    with pytest.raises(BudgetTooSmallError, match=r'"0\.Linear\.backward" alone needs'):
+    with pytest.raises(BudgetTooSmallError, match=r'"0\.Linear\.backward" and what must stay'):
         checkpointed(mlp(), "1%", (batch(8, 16),), loss=mean_square, granularity="layers")
 
 
