@@ -15,18 +15,22 @@ def cheapest_producers(graph: Graph) -> list[int]:
     """Return, per tensor, the cheapest operation that can recompute it; -1 for resident tensors.
 
     An operation qualifies if it has the phase of its task's default, and if its inputs can be
-    recomputed in the same way by earlier tasks. So the recursive recomputation of a missing
-    tensor terminates and never starts the backward phase early. A tensor without such an
-    operation has -1 too.
+    recomputed in the same way by earlier tasks; forward operations only in tasks that the
+    defaults run. So the recursive recomputation of a missing tensor terminates, never starts
+    the backward phase early, and runs no forward task for the first time in it. A tensor
+    without such an operation has -1 too.
     """
     index, operations = graph.index, graph.operations
     producers = [-1] * len(graph.tensors)
+    defaults = set(index.defaults)
     for task in index.tasks:
         phase = operations[task[0]].phase
         eligible = [
             i
             for i in task
-            if operations[i].phase == phase and all(index.is_resident[t] or producers[t] >= 0 for t in index.inputs[i])
+            if (phase == "backward" or task[0] in defaults)
+            and operations[i].phase == phase
+            and all(index.is_resident[t] or producers[t] >= 0 for t in index.inputs[i])
         ]
         for i in sorted(eligible, key=lambda i: (operations[i].time, i), reverse=True):
             for tensor in index.outputs[i]:

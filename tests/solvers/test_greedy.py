@@ -77,3 +77,20 @@ def test_unnecessary_evictions_are_undone() -> None:
     search.restore(Deadline(10))
     assert search.fits
     assert search.best.time <= before
+
+
+def test_a_backward_alternative_whose_forward_has_not_run_recomputes_nothing() -> None:
+    # "cheap" needs t1, but "extra" may not run for the first time once "dear" has begun the backward phase.
+    operations = [
+        sc.Operation("f0", [], ["t0"], 0.0),
+        sc.Operation("extra", [], ["t1"], 0.0),
+        sc.Operation("dear", [], ["t2"], 1.0, phase="backward"),
+        sc.Operation("cheap", ["t1"], ["t2"], 0.0, phase="backward"),
+        sc.Operation("once", [], [], 0.0, workspace_bytes=1, phase="backward", repeatable=False),
+    ]
+    tensors = [sc.Tensor("t0", 0), sc.Tensor("t1", 0), sc.Tensor("t2", 1)]
+    graph = sc.Graph(operations, tensors, results=["t0", "t2"])
+    schedule = propose(Problem(graph, 1), deadline=Deadline(5), seed=0).schedule
+    assert schedule is not None
+    simulation = sc.simulate(graph, schedule)
+    assert (simulation.time, simulation.peak_bytes) == (2.0, 1)
