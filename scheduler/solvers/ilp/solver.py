@@ -57,7 +57,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     schedule is optimal in the input order if its time equals the bound, which is usually the
     case on training graphs. When: training graphs of up to some thousand operations. Cost: one
     integer program of about 2 n binaries per cut, 0.01 to 1 s at n <= 1000. Memory: at most
-    512 MiB, for `MOST_OPERATIONS`. Reference: this package (ALGORITHMS.md B.2).
+    512 MiB, for `MOST_OPERATIONS`. Reference: this package.
 
     Raises
     ------
