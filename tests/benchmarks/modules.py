@@ -33,9 +33,10 @@ from scheduler.problem import parse_budget
 from scheduler.pytorch import checkpointed, trace
 from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
 from scheduler.pytorch.models.catalog import ModelCase, make_model, model_names
-from scheduler.pytorch.modules.choice import Chooser, plan_modules, smallest_peak_decisions, with_estimated_backward
+from scheduler.pytorch.modules.choice import plan_modules, smallest_peak_decisions, with_estimated_backward
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
 from scheduler.pytorch.modules.measuring.recording import record
+from scheduler.pytorch.modules.search import Chooser
 
 SHARES = (0.8, 0.6, 0.4, 0.2)
 CHOICES = 200

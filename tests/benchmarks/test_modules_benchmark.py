@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler.pytorch.modules.choice import Chooser, Found
 from scheduler.pytorch.modules.lowering import lower
+from scheduler.pytorch.modules.search import Chooser, Found
 from scheduler.solvers.deadline import Deadline
 from tests.support.call_trees import transformer_tree
 

@@ -89,13 +89,19 @@ class Points:
         self.layout, self.tree = layout, layout.tree
         self.candidates, self.keepers = frozenset(candidates), frozenset(keepers)
         self._simplified: dict[Holding, Holding] = {}
+        self._memory: dict[Point, Memory] = {}
         self._parameter_gradients = [0]
         """Bytes of parameter gradients after the backward of the last k segments, per k."""
         for segment in reversed(self.tree.segments):
             self._parameter_gradients.append(self._parameter_gradients[-1] + segment.parameter_gradient_bytes)
 
     def memory(self, point: Point) -> Memory:
-        """Return the memory at a point."""
+        """Return the memory at a point; it is counted once."""
+        if point not in self._memory:
+            self._memory[point] = self._count(point)
+        return self._memory[point]
+
+    def _count(self, point: Point) -> Memory:
         counter = _Counter(self, point)
         for group in self.layout.groups:
             counter.add_group(group)

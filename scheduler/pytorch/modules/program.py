@@ -8,7 +8,7 @@ choice of calls.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 import pulp
@@ -88,6 +88,14 @@ class Options:
                 kept_bytes[c] = sum(group.size_bytes for group in born if group.is_expensive)
         return cls(times, savings, saved_bytes, kept_bytes)
 
+    def only(self, calls: Collection[int]) -> Options:
+        """Return the options of some calls."""
+        return replace(
+            self,
+            times={c: time for c, time in self.times.items() if c in calls},
+            savings={c: time for c, time in self.savings.items() if c in calls},
+        )
+
 
 def _frees(layout: Layout, call: int, segment: int) -> bool:
     """Return whether a segment saves what the arguments of a call do not hold, or needs more memory to save it."""
@@ -117,7 +125,8 @@ class Program:
 
     Parameters
     ----------
-    layout : Layout
+    points : Points
+        Of the calls in `options`; programs for several budgets share it.
     options : Options
     resident_bytes : int
     budget_bytes : int or None
@@ -128,13 +137,14 @@ class Program:
 
     def __init__(
         self,
-        layout: Layout,
+        points: Points,
         options: Options,
         resident_bytes: int,
         budget_bytes: int | None,
         most_bytes: int,
     ) -> None:
-        self.points = Points(layout, options.times, options.savings)
+        layout, self.points, self.options = points.layout, points, options
+        self.resident_bytes, self.most_bytes = resident_bytes, most_bytes
         self.added: set[Point] = set()
         self.program = IntegerProgram("modules")
         # Solvers have absolute tolerances: bytes and seconds are scaled to numbers of a common size.
@@ -169,6 +179,13 @@ class Program:
         for (c, keeps), variable in self.variables.items():
             if keeps:
                 self.program.at_most("keep_recomputes", [(variable, 1.0), (self.variables[Literal(c)], -1.0)], 0.0)
+
+    def within(self, budget_bytes: int) -> Program:
+        """Return a program for another budget, with the points that were added to this one."""
+        program = Program(self.points, self.options, self.resident_bytes, budget_bytes, self.most_bytes)
+        for point in self.added:
+            program.add(point)
+        return program
 
     def add(self, point: Point) -> None:
         """Bound the memory at a point."""
@@ -222,6 +239,11 @@ class Program:
                 terms += [(self.variables[literal], -1.0) for literal in others]
                 self.program.at_least("held", terms, 1.0 - len(true))
         return self.holdings[holding]
+
+    def relax(self, deadline: Deadline) -> float:
+        """Return the least time that is added if calls may be recomputed in part; 0 if none is found in time."""
+        found = self.program.relax(deadline, "memory") if self.added else None
+        return 0.0 if found is None else max(0.0, found[0]) * self.time_unit
 
     def minimize(self, deadline: Deadline, *, absolute_gap: float) -> tuple[MilpResult, Regions]:
         """Solve the program with the points added so far; return the result, and the calls to recompute.

@@ -18,9 +18,10 @@ from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOpt
 from scheduler.export.chrome_trace import plan_to_chrome_trace
 from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan, plan_schema
-from scheduler.pytorch.modules.choice import Chooser, plan_modules
+from scheduler.pytorch.modules.choice import plan_modules
 from scheduler.pytorch.modules.lowering import lower
-from scheduler.pytorch.modules.program import Options
+from scheduler.pytorch.modules.program import Options, Program
+from scheduler.pytorch.modules.search import Chooser
 from scheduler.solution import Status
 from scheduler.solvers.deadline import Deadline
 from tests.support.call_trees import Machine, block_tree, every_choice, random_tree, transformer_tree
@@ -52,6 +53,21 @@ def test_the_answer_is_that_of_trying_every_choice(seed: int) -> None:
         assert plan.peak_bytes <= budget
         rough = plan_modules(lowered, budget, gap=0.1)
         assert rough.bound <= best <= rough.time <= best / (1 - 0.1) + 1e-9
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_choice_is_faster_than_the_relaxed_program(seed: int) -> None:
+    outcomes, chooser = every_outcome(seed), Chooser(lower(random_tree(seed, most_calls=5 + seed % 3)))
+    smallest, plain = min(outcomes)[0], chooser.plain
+    for budget in {smallest, (smallest + plain.peak_bytes) // 2}:
+        program = Program(
+            chooser.points, chooser.options, chooser.lowered.graph.resident_bytes, budget, plain.peak_bytes
+        )
+        for _, point in plain.memory:
+            program.add(point)
+        added = program.relax(Deadline(60.0))
+        assert added <= min(time for peak, time in outcomes if peak <= budget) - plain.time + 1e-9
+        assert added > 0 or all(amount <= budget for amount, _ in plain.memory)
 
 
 @pytest.mark.parametrize(("saved", "value"), [(1, 2), (2, 2), (3, 2)])

@@ -1,0 +1,353 @@
+"""Search for the fastest choice of calls to recompute within a budget, and for the one with the smallest peak.
+
+A greedy search finds an answer at once. An integer program bounds the memory at some points of
+the step; its answer is simulated, the points that exceed the budget are added, and it is solved
+again, until an answer fits. Each program is a relaxation, so its bound holds for every choice of
+calls; the first bound is that of its linear relaxation. A program over the blocks alone is small
+and soon solved, but bounds nothing. An answer that does not fit is made to fit by the greedy search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+
+from scheduler.pytorch.modules.lowering import LoweredTree
+from scheduler.pytorch.modules.points import Point, Points
+from scheduler.pytorch.modules.program import Options, Program
+from scheduler.pytorch.modules.regions import Kind, Regions, execute
+from scheduler.pytorch.modules.tightening import Tightening
+from scheduler.schedule import Compute
+from scheduler.simulator import simulate
+from scheduler.solvers.deadline import Deadline, clock
+
+TOLERANCE = 1e-9
+"""Relative error of bounds in bytes."""
+_FIRST_GAP = 0.02
+"""The gap of the first answers, which only show the points that matter."""
+_TIGHTENING_STEPS = 32
+"""About how many choices are simulated on the way to one that fits."""
+_MOST_BY_HAND = 3
+_MOST_RELAXED = 6
+_FEWEST_BLOCKS = 16
+"""Of the outermost calls, as many levels count as blocks as have this many together."""
+_MOST_POINTS = 8
+"""Points that are added between two solutions."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice of calls, simulated.
+
+    Attributes
+    ----------
+    regions : Regions
+    time : float
+    peak_bytes : int
+    memory : list of (int, Point)
+        Bytes at every point, resident tensors included.
+    """
+
+    regions: Regions
+    time: float
+    peak_bytes: int
+    memory: list[tuple[int, Point]]
+
+
+@dataclass
+class Found:
+    """The state of a search.
+
+    Attributes
+    ----------
+    best : Candidate or None
+        The fastest that fits.
+    smallest : Candidate
+        The one with the smallest peak.
+    bound : float
+        Proven lower bound on the time, or on the peak in bytes.
+    infeasible : bool
+        Whether it is proven that none fits.
+    programs : int
+        Integer programs that were solved.
+    """
+
+    smallest: Candidate
+    best: Candidate | None = None
+    bound: float = 0.0
+    infeasible: bool = False
+    programs: int = 0
+
+
+class Chooser:
+    """Chooses calls of one step, for any number of budgets."""
+
+    def __init__(self, lowered: LoweredTree) -> None:
+        self.lowered = lowered
+        self.layout = lowered.layout
+        self.options = Options.of(lowered.layout)
+        self.points = Points(lowered.layout, self.options.times, self.options.savings)
+        self.plain = self.candidate({})
+
+    def candidate(self, regions: Regions) -> Candidate:
+        """Simulate a choice of calls."""
+        execution = execute(self.layout, regions)
+        schedule = self.lowered.schedule_of_execution(execution)
+        simulation = simulate(self.lowered.graph, schedule)
+        amounts = (
+            m for action, m in zip(schedule, simulation.memory.tolist(), strict=True) if isinstance(action, Compute)
+        )
+        memory = []
+        for (kind, position), root, amount in zip(execution.runs, execution.roots, amounts, strict=True):
+            if kind in (Kind.BACKWARD, Kind.GRADIENTS):
+                memory.append((amount, Point(kind, position)))
+            elif kind not in (Kind.CHECKPOINT, Kind.KEEPING_CHECKPOINT):
+                memory.append((amount, Point(Kind.SAVING, position, root)))
+        return Candidate(regions, simulation.time, simulation.peak_bytes, memory)
+
+    def fastest(
+        self,
+        budget_bytes: int,
+        *,
+        gap: float,
+        deadline: Deadline,
+        patience: Deadline | None = None,
+        starts: Iterable[Candidate] = (),
+    ) -> Found:
+        """Find the fastest choice that fits a budget; once there is one, the search ends at the deadline `patience`."""
+        program, started = self._program(budget_bytes), clock.now()
+        self._add(program, self.plain, budget_bytes)
+        bound = self.plain.time + program.relax(patience or deadline)
+        seconds = clock.now() - started
+        found = self.greedy(budget_bytes, deadline, patience=patience, starts=starts, bound=bound, gap=gap)
+        limit = patience if patience is not None and found.best is not None else deadline
+        blocks = self._program(budget_bytes, self.options.only(self._blocks))
+        self._add(blocks, self.plain, budget_bytes)
+        self._solve(found, blocks, budget_bytes, gap, limit, proves=False)
+        if found.best is None or limit.remaining > seconds:  # the program takes longer than its relaxation
+            self._solve(found, program, budget_bytes, gap, deadline, patience, proves=True)
+        return found
+
+    def _solve(
+        self,
+        found: Found,
+        program: Program,
+        budget_bytes: int,
+        gap: float,
+        deadline: Deadline,
+        patience: Deadline | None = None,
+        *,
+        proves: bool,
+    ) -> None:
+        """Solve a program until an answer fits, with a bound if it is a relaxation of every choice (`proves`)."""
+        current = max(gap, _FIRST_GAP)
+        while not self._is_done(found, gap):
+            limit = patience if patience is not None and found.best is not None else deadline
+            if limit.passed:
+                break
+            found.programs += 1
+            result, regions = program.minimize(limit, absolute_gap=current * self.plain.time)
+            if proves:
+                found.infeasible = result.infeasible
+                if not result.infeasible:
+                    found.bound = max(found.bound, self.plain.time + result.bound)
+            if not result.found:
+                break
+            candidate = self.candidate(regions)
+            self._note(found, candidate, budget_bytes)
+            if proves:
+                self._tighten(found, candidate, budget_bytes, limit)
+            if self._add(program, candidate, budget_bytes):
+                continue
+            if candidate.peak_bytes > budget_bytes:  # by the tolerance of the solver: leave more than that
+                if not proves:
+                    break
+                proves, program = False, program.within(2 * budget_bytes - candidate.peak_bytes)
+                continue
+            if candidate is found.best:
+                found.best = self._relaxed(candidate, budget_bytes, limit)
+            if current == gap:
+                break
+            current = gap
+
+    def greedy(
+        self,
+        budget_bytes: int,
+        deadline: Deadline,
+        *,
+        patience: Deadline | None = None,
+        starts: Iterable[Candidate] = (),
+        bound: float = 0.0,
+        gap: float = 0.0,
+    ) -> Found:
+        """Find a fast choice that fits a budget, given a lower bound on its time."""
+        found = Found(self.plain, bound=max(self.plain.time, bound))
+        for candidate in (*self.by_hand, *starts):
+            self._note(found, candidate, budget_bytes)
+        self._tighten(found, self.plain, budget_bytes, deadline)
+        if found.best is not None and not self._is_done(found, gap):
+            limit = patience or deadline
+            limit = limit.within(limit.remaining / 4)
+            found.best = self._relaxed(self._thinned(found.best, budget_bytes, limit), budget_bytes, limit)
+        return found
+
+    def smallest(self, *, step: int, deadline: Deadline, starts: Iterable[Candidate] = ()) -> Found:
+        """Find the choice with the smallest peak, to within `step` bytes."""
+        found = Found(self.plain)
+        for candidate in (*self.by_hand, *starts):
+            self._note(found, candidate, 0)
+        program = self._program(None)
+        self._add(program, self.plain, 0)
+        resident = self.lowered.graph.resident_bytes
+        while found.smallest.peak_bytes - found.bound >= step and not deadline.passed:
+            found.programs += 1
+            gap = step / 2 / max(1, program.limit_bytes)
+            result, regions = program.minimize(deadline, absolute_gap=gap)
+            if not result.found:
+                break
+            found.bound = max(found.bound, resident + result.bound * program.limit_bytes)
+            candidate = self.candidate(regions)
+            self._note(found, candidate, 0)
+            reached = resident + math.floor(result.objective * program.limit_bytes * (1 + TOLERANCE))
+            if not self._add(program, candidate, reached):
+                break
+        return found
+
+    def _tighten(self, found: Found, candidate: Candidate, budget_bytes: int, deadline: Deadline) -> None:
+        """Recompute more calls than a choice that exceeds a budget, until it fits, and note what is found."""
+        tighter: Candidate | None = candidate
+        seen: set[frozenset[tuple[int, bool]]] = set()
+        while tighter is not None and tighter.peak_bytes > budget_bytes and not deadline.passed:
+            if frozenset(tighter.regions.items()) in seen:  # what frees memory at one point needs it at another
+                break
+            seen.add(frozenset(tighter.regions.items()))
+            tighter = self._tighter(tighter, budget_bytes)
+            if tighter is not None:
+                self._note(found, tighter, budget_bytes)
+        if tighter is not None and tighter is found.best:
+            found.best = self._relaxed(tighter, budget_bytes, deadline)
+
+    def _tighter(self, candidate: Candidate, budget_bytes: int) -> Candidate | None:
+        """Return a choice that needs less at the peak of another, about half-way to a budget; None if there is none."""
+        amount, point = max(candidate.memory, key=itemgetter(0))
+        tightening = Tightening(self.layout, self.options, self.points.memory(point), candidate.regions)
+        excess = amount - budget_bytes
+        at_once = min(excess, max(excess // 2, (self.plain.peak_bytes - budget_bytes) // _TIGHTENING_STEPS))
+        return self.candidate(tightening.regions) if tightening.free(excess, at_once=at_once) else None
+
+    def _thinned(self, best: Candidate, budget_bytes: int, deadline: Deadline) -> Candidate:
+        """Leave out as many decisions as possible, several at once as long as that fits, the costly ones first."""
+        size = len(best.regions) // 2
+        while size:
+            order = sorted(best.regions, key=lambda c: -self.options.times[c])
+            for left_out in (order[i : i + size] for i in range(0, len(order), size)):
+                if deadline.passed:
+                    return best
+                rest = {c: keeps for c, keeps in best.regions.items() if c not in left_out}
+                candidate = self.candidate(rest)
+                if candidate.peak_bytes <= budget_bytes and candidate.time < best.time:
+                    best = candidate
+            size //= 2
+        return best
+
+    def _relaxed(self, best: Candidate, budget_bytes: int, deadline: Deadline) -> Candidate:
+        """Spend what is left of a budget, decision by decision."""
+        is_better = True
+        while is_better:
+            is_better = False
+            for regions in self._relaxations(best.regions, budget_bytes - best.peak_bytes):
+                if deadline.passed:
+                    return best
+                candidate = self.candidate(regions)
+                if candidate.peak_bytes <= budget_bytes and candidate.time < best.time:
+                    best, is_better = candidate, True
+                    break
+        return best
+
+    def _relaxations(self, regions: Regions, spare_bytes: int) -> list[Regions]:
+        """Return choices that are faster by one decision and may need only the spare bytes, the fastest first.
+
+        A call is recomputed no longer, or only a call in it is, or it keeps expensive results.
+        """
+        times, savings, saved_bytes = self.options.times, self.options.savings, self.options.saved_bytes
+        found: list[tuple[float, Regions]] = []
+        for c in (c for c, keeps in regions.items() if not keeps):
+            others = {other: keeps for other, keeps in regions.items() if other != c}
+            inside = [d for d in times if self.layout.is_inside(d, c)]
+            is_nested = not others.keys().isdisjoint(self.layout.ancestors[c])  # then it matters only for a while
+            if is_nested or saved_bytes[c] <= spare_bytes:
+                found.append((times[c], others))
+            elif others.keys().isdisjoint([*inside, *self.layout.ancestors[c]]):
+                parts = [d for d in inside if saved_bytes[c] - saved_bytes[d] <= spare_bytes and times[d] < times[c]]
+                found += [(times[c] - times[d], {**others, d: False}) for d in parts]
+                if c in savings and self.options.kept_bytes[c] <= spare_bytes:
+                    found.append((savings[c], {**others, c: True}))
+        return [relaxed for _, relaxed in sorted(found, key=lambda entry: -entry[0])[:_MOST_RELAXED]]
+
+    @cached_property
+    def _equal_calls(self) -> list[list[int]]:
+        """Calls that are equal and at one depth, such as all blocks: the sets that take longest."""
+        equal: defaultdict[object, list[int]] = defaultdict(list)
+        for c in self.options.times:
+            call = self.layout.tree.calls[c]
+            inside = tuple(segment.call - c for segment in self.layout.tree.segments[call.start : call.stop])
+            depth = sum(not self.layout.tree.calls[outer].span for outer in self.layout.ancestors[c])
+            if not call.span:
+                equal[depth, inside].append(c)
+        return sorted(equal.values(), key=lambda calls: -sum(self.options.times[c] for c in calls))[:_MOST_BY_HAND]
+
+    @cached_property
+    def by_hand(self) -> list[Candidate]:
+        """Choices that people make by hand: to recompute equal calls at one depth, such as all blocks; and no call."""
+        return [self.plain, *(self.candidate(dict.fromkeys(calls, False)) for calls in self._equal_calls)]
+
+    @cached_property
+    def _blocks(self) -> frozenset[int]:
+        """The outermost calls that make others, to the depth at which there are several; not the model itself."""
+        tree, depths = self.layout.tree, defaultdict(list)
+        callers = {call.caller for call in tree.calls}
+        for c in self.options.times:
+            if c in callers and not tree.calls[c].span:
+                depths[len(self.layout.ancestors[c])].append(c)
+        found: list[int] = []
+        for depth in sorted(depths.keys() - {0}):
+            found += depths[depth]
+            if len(found) >= _FEWEST_BLOCKS:
+                break
+        return frozenset(found)
+
+    def _program(self, budget_bytes: int | None, options: Options | None = None) -> Program:
+        resident, most = self.lowered.graph.resident_bytes, self.plain.peak_bytes
+        if options is None:
+            return Program(self.points, self.options, resident, budget_bytes, most)
+        return Program(Points(self.layout, options.times, options.savings), options, resident, budget_bytes, most)
+
+    def _note(self, found: Found, candidate: Candidate, budget_bytes: int) -> None:
+        if candidate.peak_bytes < found.smallest.peak_bytes:
+            found.smallest = candidate
+        if candidate.peak_bytes <= budget_bytes and (found.best is None or candidate.time < found.best.time):
+            found.best = candidate
+
+    def _is_done(self, found: Found, gap: float) -> bool:
+        return found.best is not None and found.best.time - found.bound <= gap * found.best.time
+
+    def _add(self, program: Program, candidate: Candidate, budget_bytes: int) -> bool:
+        """Add points of a choice that exceed a budget; return whether there are new ones."""
+        exceeding = sorted(((m, p) for m, p in candidate.memory if m > budget_bytes), key=lambda entry: -entry[0])
+        chosen: list[Point] = []
+        apart = max(1, self.layout.length // 16)
+        for _, point in exceeding:
+            if len(chosen) == _MOST_POINTS:
+                break
+            if point not in program.added and all(
+                abs(point.segment - other.segment) >= apart or point.root != other.root or point.kind is not other.kind
+                for other in chosen
+            ):
+                chosen.append(point)
+        for point in chosen:
+            program.add(point)
+        return bool(chosen)
