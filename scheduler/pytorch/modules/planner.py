@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -61,13 +63,14 @@ class ModulePlanner:
         BudgetTooSmallError, OutOfTimeError
             As for `make_plan`.
         """
-        lowered = lower(self.measure(args, kwargs))
-        try:
-            plan = self._plan(lowered, self.budget if self.budget_bytes is None else self.budget_bytes)
-        except BudgetTooSmallError:
-            if not self.may_raise or read_budget(self.budget).form != "min":
-                raise
-            plan = self._plan(lowered, self.budget)
+        with _older_objects_uncollected():
+            lowered = lower(self.measure(args, kwargs))
+            try:
+                plan = self._plan(lowered, self.budget if self.budget_bytes is None else self.budget_bytes)
+            except BudgetTooSmallError:
+                if not self.may_raise or read_budget(self.budget).form != "min":
+                    raise
+                plan = self._plan(lowered, self.budget)
         self.budget_bytes = plan.budget_bytes
         self._measured[plan.graph.digest] = lowered
         return plan
@@ -106,6 +109,19 @@ class ModulePlanner:
     def _plan(self, lowered: LoweredTree, budget: int | str) -> Plan:
         given = {name: self.options[name] for name in ("gap", "time_limit") if name in self.options}
         return plan_modules(lowered, budget, **given)
+
+
+@contextlib.contextmanager
+def _older_objects_uncollected() -> Iterator[None]:
+    """Let the collector of reference cycles visit only new objects: of the older ones, torch alone has a million."""
+    is_frozen = gc.get_freeze_count() > 0  # then they are, and stay so
+    if not is_frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if not is_frozen:
+            gc.unfreeze()
 
 
 def _decide_for_the_smallest_peak(tree: CallTree) -> list[Decision]:
