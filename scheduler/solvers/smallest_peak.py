@@ -9,7 +9,7 @@ from typing import NamedTuple
 from scheduler.errors import UnsuitableProblemError
 from scheduler.graph.chain import Chain
 from scheduler.problem import Floor, Problem, parse_budget
-from scheduler.schedule import Schedule, follows_input_order
+from scheduler.schedule import Schedule, follows_input_order, runs_of
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
@@ -17,7 +17,9 @@ from scheduler.solvers.registry import load_solver, missing_package_explained
 
 SHARE_OF_TIME = 0.1
 """Share of a time limit for the search for the smallest peak, where a budget such as "min" needs it."""
-_FRUGAL_SOLVERS = ("recompute-all", "segments")
+_FRUGAL_SOLVERS = ("segments", "recompute-all")
+_MOST_RUNS_PER_OPERATION = 32
+"""A step that recomputes more takes that many times as long, and to simulate its schedule takes seconds."""
 _MOST_GREEDY_BUDGETS = 12
 _MOST_EXACT_LAYERS = 100
 """The smallest persistent peak of a chain of at most so many layers is computed exactly."""
@@ -86,6 +88,9 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     bisection. Solvers that keep little run once, and the greedy search runs with the floor as its
     budget, then with budgets half way to the best peak, again and again. The search ends as
     soon as a peak fits the problem's budget.
+
+    Schedules of more than `_MOST_RUNS_PER_OPERATION` runs an operation count only if they are
+    what fits the problem's budget, or if nothing else saves memory.
     """
     search = _PeakSearch(problem, deadline)
     for start in problem.starts:
@@ -204,8 +209,15 @@ class _PeakSearch:
             schedule = load_solver(solver)(problem, deadline=self.deadline, seed=0).schedule
         except UnsuitableProblemError:
             return
-        if schedule is not None:
+        if schedule is not None and not self._is_endless(schedule):
             self.offer(schedule)
+
+    def _is_endless(self, schedule: Schedule) -> bool:
+        """Whether a schedule takes too long to be the answer to "the smallest peak", if that is what is asked for."""
+        graph = self.problem.graph
+        saves = self.peak_bytes < self.problem.baseline.peak_bytes
+        any_peak = self.problem.budget_bytes < self.problem.floor.bytes
+        return saves and any_peak and len(runs_of(graph, schedule)) > _MOST_RUNS_PER_OPERATION * len(graph.operations)
 
 
 def _short_chain(problem: Problem) -> Chain | None:

@@ -10,10 +10,11 @@ import pytest
 
 import scheduler as sc
 from scheduler.problem import Problem, save_everything
-from scheduler.schedule import Schedule
+from scheduler.schedule import Schedule, runs_of
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.smallest_peak import Squeezed, smallest_peak, squeeze
 from tests.support import oracle
+from tests.support.fake_clock import FakeClock
 from tests.support.training_graphs import uniform_chain
 
 GRAPH = uniform_chain(5, size=1)
@@ -40,6 +41,20 @@ def test_the_search_ends_at_a_schedule_within_the_budget(search: Search) -> None
 def test_a_start_within_the_budget_ends_the_search(search: Search) -> None:
     _, start = smallest_peak(Problem(GRAPH, 0), Deadline(2.0))
     assert search(Problem(GRAPH, LEAST, starts=(start,)), Deadline(1e-9))[:2] == (LEAST, start)
+
+
+def test_an_endless_schedule_is_taken_only_where_nothing_else_fits() -> None:
+    graph = uniform_chain(150, size=1)
+    longest = 32 * len(graph.operations)
+    nothing_saved = sc.solve(graph, 2**30, solver="recompute-all").schedule
+    assert nothing_saved is not None
+    fewest = sc.simulate(graph, nothing_saved).peak_bytes
+    assert len(runs_of(graph, nothing_saved)) > longest
+    with FakeClock(seconds_per_look=1.0):
+        _, schedule = smallest_peak(Problem(graph, 0), Deadline(2.0))
+        assert len(runs_of(graph, schedule)) <= longest
+        peak, schedule = smallest_peak(Problem(graph, fewest), Deadline(2.0))
+    assert peak == fewest
 
 
 WITHOUT_NUMBA = """
