@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
+from scheduler.export.page import html_page
 from scheduler.planning.fit_answers import Fit, fit_rows, lever_rows, part_rows, reach_rows
 from scheduler.planning.peak_contents import KINDS, total_by_kind
 from scheduler.units import html_table
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 2rem auto;
-  padding: 0 1rem; overflow-wrap: break-word; }
-h1 { font-size: 1.6rem; }
-h2 { font-size: 1.2rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; }
+_STYLE = """body { overflow-wrap: break-word; }
+h1 { margin-bottom: 1rem; }
 @media (max-width: 40rem) { table { display: block; overflow-x: auto; } }
-th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.8rem 0.2rem 0; border-bottom: 1px solid #ddd; }
 """
 _COLORS = ("#0072b2", "#56b4e9", "#009e73", "#f0e442", "#e69f00", "#d55e00", "#cc79a7", "#999999")
 
@@ -33,17 +29,7 @@ def fit_html(fit: Fit) -> str:
     parts = html_table([("part", "bytes", "share"), *(row[:3] for row in part_rows(fit))])
     reaches = [*reach_rows(fit)]
     notes = "".join(f"<li>{escape(text)}</li>" for text in (*fit.assumptions, *fit.notes))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
-{facts}
+    body = f"""{facts}
 <h2>What fills the memory at the plain peak</h2>
 {"".join(_bar(fit))}
 {parts}
@@ -51,10 +37,8 @@ def fit_html(fit: Fit) -> str:
 {html_table([("", "plainly", "with a plan", "proof"), *reaches]) if reaches else "<p>Not looked at.</p>"}
 <h2>What each change saves and costs</h2>
 {html_table([("change", "saves", "peak", "time", "fits", "how"), *lever_rows(fit)])}
-<ul>{notes}</ul>
-</body>
-</html>
-"""
+<ul>{notes}</ul>"""
+    return html_page(title, _STYLE, body)
 
 
 def _bar(fit: Fit) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from scheduler.export.page import html_page
 from scheduler.files import write_text
 from scheduler.graph.decisions import call_ranges
 from scheduler.plan import Plan
@@ -17,16 +18,9 @@ from scheduler.solution import Status
 from scheduler.timeline import Timeline
 from scheduler.units import format_bytes
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 2rem auto;
-  padding: 0 1rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; margin-bottom: 0; }
-h2 { font-size: 1.2rem; margin-top: 2rem; }
-figure { margin: 1rem 0; }
+_STYLE = """figure { margin: 1rem 0; }
 figcaption { color: #555; font-size: 0.9rem; }
 svg { width: 100%; height: auto; overflow: visible; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.8rem 0.2rem 0; border-bottom: 1px solid #ddd; }
 thead th { border-bottom: 2px solid #222; overflow-wrap: normal; }
 tbody th { font-weight: normal; }
 #layers th, #layers td { overflow-wrap: normal; }
@@ -119,18 +113,7 @@ def report_html(plan: Plan) -> str:
         If matplotlib is not installed.
     """
     plan.verify()
-    title = f"Plan of {plan.graph.name or 'a graph'}"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
-<p>{escape(_in_brief(plan))}</p>
+    body = f"""<p>{escape(_in_brief(plan))}</p>
 <h2>Memory over the step</h2>
 <figure>
 {inline_svg(plot_memory, plan, "memory")}
@@ -148,10 +131,8 @@ def report_html(plan: Plan) -> str:
 <h2>Proof</h2>
 {_table("proof", _proof(plan))}
 <p>The plan was simulated and all claims were confirmed when this page was written;
-<code>scheduler verify PLAN</code> simulates it again.</p>
-</body>
-</html>
-"""
+<code>scheduler verify PLAN</code> simulates it again.</p>"""
+    return html_page(f"Plan of {plan.graph.name or 'a graph'}", _STYLE, body)
 
 
 def write_report(plan: Plan, path: str | os.PathLike[str]) -> None:
