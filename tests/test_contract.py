@@ -18,7 +18,7 @@ from tests.support.oracle import least_peak
 from tests.support.strategies import chains, joint_graphs
 from tests.support.training_graphs import conv_net
 
-pytestmark = pytest.mark.long(60)
+pytestmark = pytest.mark.long(45)
 
 SOLVERS = sc.solver_names()
 

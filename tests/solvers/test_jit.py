@@ -56,7 +56,7 @@ def leap(x):
 """
 
 
-@pytest.mark.long(60)
+@pytest.mark.long(70)
 def test_every_solver_finds_a_schedule_for_some_step() -> None:
     """It compiles all kernels, and starts first: all other tests find them in the cache."""
     steps = (conv_net(3), sc.zoo.uniform_chain(6), sc.zoo.heterogeneous_chain(6), sc.zoo.resnet())
