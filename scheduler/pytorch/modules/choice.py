@@ -93,7 +93,7 @@ def plan_modules(
     return plan_of(lowered.graph, solution, time_limit=time_limit, granularity="modules")
 
 
-def smallest_peak_decisions(tree: CallTree, *, time_limit: float = 0.4) -> frozenset[Decision]:
+def smallest_peak_decisions(tree: CallTree, *, time_limit: float = 0.25) -> frozenset[Decision]:
     """Return the decisions with the smallest peak that is found in a time limit in seconds."""
     chooser, deadline = Chooser(lower(tree)), Deadline(time_limit)
     step = max(1, chooser.plain.peak_bytes // _STEPS)

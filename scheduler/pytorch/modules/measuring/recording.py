@@ -1,8 +1,9 @@
 """Measure one training step of any module as a tree of calls, without the memory that the plain step needs.
 
 The first forward saves nothing: it shows the calls, what autograd would save, and how long each
-storage is in use. Two whole steps follow in which chosen calls are recomputed. They show the
-backward, and the second one, under the profiler, what operators allocate internally.
+storage is in use. A whole step follows in which chosen calls are recomputed. It shows the
+backward and, under the profiler, what operators allocate internally. It is repeated for the times
+of its operators, unless it takes much longer to watch them than to run them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from scheduler.graph.decisions import Decision
 from scheduler.graph.operations import Role
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory
 from scheduler.pytorch.capture.kept_state import RandomState, State
+from scheduler.pytorch.costs.timing import thread_seconds
 from scheduler.pytorch.guards.outside_states import OutsideState, OutsideStates
 from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.measurement.allocator import peaks_of_regions
@@ -46,6 +48,9 @@ Decide = Callable[[CallTree], Sequence[Decision]]
 
 _ATTEMPTS = 5
 """How many regions whose recomputation fails are refused one after the other."""
+
+_LEAST_SHARE = 0.3
+"""A step whose operators take less of the time in which it is measured is not run again."""
 
 
 def record(
@@ -211,18 +216,18 @@ class _Step:
         return _Forward(log, calls, ForwardReading(log, calls, buffers, changing)), saving.unpacked
 
     def measure(self, forward: _Forward, decisions: Sequence[Decision]) -> list[Log]:
-        """Run two whole steps with these decisions, the second under the profiler."""
-        logs = [self._run(forward, decisions, profiled=False)]
-
-        def profiled() -> None:
-            logs.append(self._run(forward, decisions, profiled=True))
-
-        peaks = peaks_of_regions(profiled, OPERATOR)
-        log = logs[-1]
+        """Run a whole step with these decisions under the profiler, and again without it if that does not take long."""
+        logs: list[Log] = []
+        started = thread_seconds()
+        peaks = peaks_of_regions(lambda: logs.append(self._run(forward, decisions, profiled=True)), OPERATOR)
+        seconds = thread_seconds() - started
+        log = logs[0]
         for number, event in enumerate(log.events):
             if isinstance(event, Run):
                 returned = sum(log.sizes[storage] for storage in event.born)
                 event.workspace_bytes = max(0, peaks.get(f"{OPERATOR}{number}", 0) - returned)
+        if sum(event.seconds for event in log.events if isinstance(event, Run)) > _LEAST_SHARE * seconds:
+            logs.append(self._run(forward, decisions, profiled=False))
         return logs
 
     def _run(self, forward: _Forward, decisions: Sequence[Decision], *, profiled: bool) -> Log:
