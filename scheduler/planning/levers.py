@@ -24,8 +24,8 @@ class PlainStep:
 
     Attributes
     ----------
-    graph : Graph
-        Without the optimizer's state.
+    graph, held : Graph
+        Without the optimizer's state, and with it.
     state_bytes, temporary_bytes : int
         The optimizer's state, and what its step allocates and frees again.
     device : Device
@@ -33,6 +33,7 @@ class PlainStep:
     """
 
     graph: Graph
+    held: Graph
     state_bytes: int
     temporary_bytes: int
     device: Device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 from scheduler.graph import Graph
 from scheduler.planning.batch_scaling import Growth, structure
@@ -19,12 +20,26 @@ _SHARE = 0.25
 """Share of the remaining time for one such search."""
 
 
+@dataclass(frozen=True)
+class Growths:
+    """The graphs of a step by one of its sizes.
+
+    Attributes
+    ----------
+    plain, plannable : Growth
+        As the step runs without a plan, and as a plan runs it.
+    """
+
+    plain: Growth
+    plannable: Growth
+
+
 class ReachSearch:
     """Search for the largest size of a growing step that fits.
 
     Parameters
     ----------
-    growth : Growth
+    growths : Growths
     need : callable
         Returns what a schedule of one of its graphs needs.
     start : int
@@ -41,7 +56,7 @@ class ReachSearch:
 
     def __init__(
         self,
-        growth: Growth,
+        growths: Growths,
         need: Callable[[Graph, Schedule], Need],
         budget_bytes: int,
         *,
@@ -50,7 +65,7 @@ class ReachSearch:
         unit: int = 1,
         deadline: Deadline,
     ) -> None:
-        self._growth, self._need, self._budget_bytes = growth, need, budget_bytes
+        self._growths, self._need, self._budget_bytes = growths, need, budget_bytes
         self._unit, self._start, self._limit = unit, start // unit, limit // unit
         self._deadline = deadline
         self._runs: dict[Hashable, list[Sequence[int]]] = {}
@@ -94,10 +109,10 @@ class ReachSearch:
         return int(least > 0 and holds(1))
 
     def _graph(self, size: int) -> Graph:
-        return self._growth.at(size * self._unit)
+        return self._growths.plannable.at(size * self._unit)
 
     def _fits_plainly(self, size: int) -> bool:
-        graph = self._graph(size)
+        graph = self._growths.plain.at(size * self._unit)
         return self._need(graph, Problem(graph, self._budget_bytes).save_everything).fits
 
     def _may_fit(self, size: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,9 +16,8 @@ from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidOptionErr
 from scheduler.graph import Graph
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import Growth
-from scheduler.planning.deep_graphs import deep_graph_at
 from scheduler.planning.fit_answers import Fit, Lever, Need, Reach
-from scheduler.planning.graph_variants import gradient_bytes, with_resident
+from scheduler.planning.graph_variants import gradient_bytes
 from scheduler.planning.levers import (
     SHARDS,
     PlainStep,
@@ -33,15 +31,11 @@ from scheduler.planning.levers import (
     shorter,
 )
 from scheduler.planning.peak_contents import KINDS, Part, peak_contents
-from scheduler.planning.reach import ReachSearch
+from scheduler.planning.reach import Growths, ReachSearch
 from scheduler.problem import Problem
-from scheduler.pytorch.costs.operators import Costs
+from scheduler.pytorch.dataless_steps import DatalessSteps, MakeBatch
 from scheduler.pytorch.largest_batch import plan_of_schedule
-from scheduler.pytorch.measurement.optimizer_memory import MakeOptimizer, OptimizerMemory, optimizer_memory
-from scheduler.pytorch.models.catalog import Arguments
-from scheduler.pytorch.models.shallow_models import shallow_copy
-from scheduler.pytorch.torch_private.pytree import tree_map_only
-from scheduler.pytorch.tracing import trace
+from scheduler.pytorch.measurement.optimizer_memory import MakeOptimizer
 from scheduler.schedule import Schedule
 from scheduler.solvers.deadline import Deadline
 
@@ -54,11 +48,6 @@ _TRIES = 3
 """Plans within smaller and smaller budgets, until the segments of the allocator fit too."""
 MOST_SAMPLES = 2**16
 """The largest batch that is tried."""
-
-_Sizes = tuple[int, int | None, torch.dtype | None]
-"""Batch size, length and dtype of a step."""
-MakeBatch = Callable[..., Arguments]
-"""Takes a batch size, and a length if there is one, and returns `(args, kwargs)`."""
 
 
 def fit(
@@ -137,9 +126,18 @@ def fit(
     where = find_device(device) if isinstance(device, str) else device
     _check_options(batch_size, length)
     deadline = Deadline(time_limit)
-    steps = _Steps(make_model, make_batch, where, loss, optimizer, _dtype_of(autocast), _dtype_of(dtype), progress)
+    steps = DatalessSteps(
+        make_model,
+        make_batch,
+        where,
+        loss=loss,
+        optimizer=optimizer,
+        autocast=_dtype_of(autocast),
+        dtype=_dtype_of(dtype),
+        progress=progress,
+    )
     step = steps.plain(batch_size, length)
-    graph = steps.held(step.graph)
+    graph = step.held if steps.is_plain_plannable else steps.graph(batch_size, length)
     progress("planning")
     plan, planned = _find_plan(graph, step, deadline)
     search = _Search(steps, step, graph, plan, deadline, batch_size, length, longest or 16 * (length or 1))
@@ -157,7 +155,7 @@ def fit(
         plain=step.need,
         planned=planned if planned is not None and planned.fits else None,
         plan=plan if planned is not None and planned.fits else None,
-        parts=_parts(graph, step),
+        parts=_parts(step),
         floor_bytes=max(Problem(graph, 0).floor.bytes, step.need.optimizer_step_bytes),
         batches=batches,
         lengths=lengths,
@@ -180,111 +178,6 @@ def _check_options(batch_size: int, length: int | None) -> None:
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
         if not is_count and not (name == "length" and value is None):
             raise InvalidOptionError(f"{name} must be an int >= 1, got {value!r}")
-
-
-class _Steps:
-    """The training steps of one model without data, by batch size, length and dtype."""
-
-    def __init__(
-        self,
-        make_model: Callable[[], nn.Module],
-        make_batch: MakeBatch,
-        device: Device,
-        loss: Callable[..., Tensor] | None,
-        optimizer: str | MakeOptimizer,
-        autocast: torch.dtype | None,
-        dtype: torch.dtype | None,
-        progress: Callable[[str], None],
-    ) -> None:
-        self._make_model, self._make_batch = make_model, make_batch
-        self.device, self.loss, self.optimizer = device, loss, optimizer
-        self.autocast, self.dtype, self._progress = autocast, dtype, progress
-        self._models: dict[torch.dtype | None, nn.Module] = {}
-        self._shallow: dict[torch.dtype | None, nn.Module | None] = {}
-        self._traced: dict[_Sizes, Graph] = {}
-        self._traced_shallow: dict[_Sizes, Graph] = {}
-
-    @property
-    def name(self) -> str:
-        return type(self.model(self.dtype)).__name__
-
-    @property
-    def dtype_text(self) -> str:
-        """The dtype of most parameters, and that of autocast."""
-        sizes: dict[str, int] = {}
-        for parameter in self.model(self.dtype).parameters():
-            text = str(parameter.dtype).removeprefix("torch.")
-            sizes[text] = sizes.get(text, 0) + parameter.numel()
-        text = max(sizes, key=lambda found: sizes[found])
-        return text if self.autocast is None else f"{text}, autocast to {str(self.autocast).removeprefix('torch.')}"
-
-    def model(self, dtype: torch.dtype | None) -> nn.Module:
-        """Return the model on device "meta"."""
-        if dtype not in self._models:
-            with torch.device("meta"):
-                made: object = self._make_model()
-            if not isinstance(made, nn.Module):
-                raise InvalidOptionError(f"make_model must return an nn.Module, got {type(made).__name__}")
-            made.to("meta")
-            self._models[dtype] = made if dtype is None else made.to(dtype)
-        return self._models[dtype]
-
-    def memory(self, dtype: torch.dtype | None, optimizer: str | MakeOptimizer) -> OptimizerMemory:
-        """Return the memory of an optimizer of the model."""
-        return optimizer_memory(self.model(dtype).parameters(), optimizer, self.device.platform.replace("rocm", "cuda"))
-
-    def graph(self, batch_size: int, length: int | None, dtype: torch.dtype | None) -> Graph:
-        """Return the graph of a step, without the optimizer's state.
-
-        Of a model with many equal blocks, only the first size is traced as it is; others follow
-        from copies with fewer blocks, where that can be checked.
-        """
-        sizes = (batch_size, length, dtype)
-        return self._from_fewer_blocks(sizes) or self._traced.setdefault(sizes, self._trace(self.model(dtype), sizes))
-
-    def _from_fewer_blocks(self, sizes: _Sizes) -> Graph | None:
-        known = {other: graph for other, graph in self._traced.items() if other[2] == sizes[2]}
-        if not known:
-            return None
-        if sizes[2] not in self._shallow:
-            self._shallow[sizes[2]] = shallow_copy(self.model(sizes[2]))
-        model = self._shallow[sizes[2]]
-        if model is None:
-            return None
-        for wanted in (*known, sizes):
-            if wanted not in self._traced_shallow:
-                try:
-                    self._traced_shallow[wanted] = self._trace(model, wanted)
-                except CaptureError:
-                    self._shallow[sizes[2]] = None
-                    return None
-        grown = self._traced_shallow[sizes]
-        found = (deep_graph_at(graph, self._traced_shallow[other], grown) for other, graph in known.items())
-        return next((graph for graph in found if graph is not None), None)
-
-    def _trace(self, model: nn.Module, sizes: _Sizes) -> Graph:
-        batch_size, length, dtype = sizes
-        self._progress(f"tracing a batch of {batch_size}" + ("" if length is None else f" and a length of {length}"))
-        with torch.device("meta"):
-            args, kwargs = self._make_batch(batch_size) if length is None else self._make_batch(batch_size, length)
-        if dtype is not None:
-            args, kwargs = tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
-        is_known = self.device.has_rates
-        costs: Costs = self.device if is_known else "measured"
-        with contextlib.nullcontext() if self.autocast is None else torch.autocast("cpu", self.autocast):
-            return trace(model, args, kwargs, loss=self.loss, costs=costs, workspaces=None if is_known else True)
-
-    def held(self, graph: Graph) -> Graph:
-        """Return a graph with the optimizer's state."""
-        return with_resident(graph, "optimizer", self.memory(self.dtype, self.optimizer).state_bytes, "optimizer state")
-
-    def plain(self, batch_size: int, length: int | None) -> PlainStep:
-        """Return the step without a plan."""
-        memory = self.memory(self.dtype, self.optimizer)
-        graph = self.graph(batch_size, length, self.dtype)
-        held = self.held(graph)
-        need = Need.of(held, Problem(held, 0).save_everything, self.device, memory.temporary_bytes)
-        return PlainStep(graph, memory.state_bytes, memory.temporary_bytes, self.device, need)
 
 
 def _find_plan(graph: Graph, step: PlainStep, deadline: Deadline) -> tuple[Plan | None, Need | None]:
@@ -317,11 +210,11 @@ def _make_plan(graph: Graph, budget: int | str, seconds: float) -> Plan:
         return make_plan(graph, budget, time_limit=seconds, gap=TRAINING_GAP)
 
 
-def _parts(graph: Graph, step: PlainStep) -> tuple[Part, ...]:
+def _parts(step: PlainStep) -> tuple[Part, ...]:
     """Return what fills the memory at the plain peak, which may be that of the optimizer's step."""
-    schedule = Problem(graph, 0).save_everything
+    graph = step.held
     if not step.need.is_optimizer_bound:
-        return peak_contents(graph, schedule)
+        return peak_contents(graph, Problem(graph, 0).save_everything)
     held = [Part(role, "", size) for role, size in graph.resident_bytes_by_role().items()]
     parts = [*held, Part("gradient", "", gradient_bytes(graph)), Part("optimizer step", "", step.temporary_bytes)]
     order = list(KINDS)
@@ -333,7 +226,7 @@ class _Search:
 
     def __init__(
         self,
-        steps: _Steps,
+        steps: DatalessSteps,
         step: PlainStep,
         graph: Graph,
         plan: Plan | None,
@@ -347,18 +240,28 @@ class _Search:
         self.notes: list[str] = []
         self.schedule: Schedule | None = None
         """A schedule of the step that fits, if the search came across one."""
-        self._by_batch = Growth(lambda size: self._graph_at(size, length))
-        self._by_batch.traced[batch_size] = graph
         self._unit = _unit_of(length or 1)
-        self._by_length = Growth(lambda size: self._graph_at(batch_size, size))
-        if length is not None:
-            self._by_length.traced[length] = graph
+        self._by_batch = self._growths(lambda size: (size, length), batch_size)
+        self._by_length = self._growths(lambda size: (batch_size, size), length or 1)
 
-    def _graph_at(self, batch_size: int, length: int | None) -> Graph:
+    def _growths(self, sizes: Callable[[int], tuple[int, int | None]], start: int) -> Growths:
+        """Return the graphs by one dimension of the step, in both forms."""
+
+        def growth(graph_at: Callable[[int, int | None], Graph], graph: Graph) -> Growth:
+            found = Growth(lambda size: self._in_time(graph_at, *sizes(size)))
+            found.traced[start] = graph
+            return found
+
+        plannable = growth(self._steps.graph, self._graph)
+        if self._steps.is_plain_plannable:
+            return Growths(plannable, plannable)
+        return Growths(growth(self._steps.held_plain_graph, self._step.held), plannable)
+
+    def _in_time(self, graph_at: Callable[[int, int | None], Graph], batch_size: int, length: int | None) -> Graph:
         if self._deadline.passed:
             size = f"a batch of {batch_size}" + ("" if length is None else f" and a length of {length}")
             raise OutOfTimeError(f"no time was left to trace {size}")
-        return self._steps.held(self._steps.graph(batch_size, length, self._steps.dtype))
+        return graph_at(batch_size, length)
 
     def batches(self) -> Reach | None:
         """Return the largest batches of this length."""
@@ -370,13 +273,13 @@ class _Search:
             return None
         return self._reach(self._by_length, self._length, self._longest, self._unit, "the longest length")
 
-    def _reach(self, growth: Growth, start: int, limit: int, unit: int, what: str) -> Reach | None:
+    def _reach(self, growths: Growths, start: int, limit: int, unit: int, what: str) -> Reach | None:
         def need(graph: Graph, schedule: Schedule) -> Need:
             return Need.of(graph, schedule, self._step.device, self._step.temporary_bytes)
 
         deadline = self._deadline.within(_REACH_SHARE * self._deadline.remaining)
         usable = self._step.need.usable_bytes
-        search = ReachSearch(growth, need, usable, start=start, limit=limit, unit=unit, deadline=deadline)
+        search = ReachSearch(growths, need, usable, start=start, limit=limit, unit=unit, deadline=deadline)
         if self._plan is not None:
             search.know(self._graph, self._plan.schedule)
         try:
@@ -430,12 +333,12 @@ class _Search:
             if self._deadline.passed:
                 raise OutOfTimeError("no time was left to trace the step in bfloat16")
             memory = steps.memory(torch.bfloat16, steps.optimizer)
-            graph = steps.graph(self._batch_size, self._length, torch.bfloat16)
+            graph = steps.plain_graph(self._batch_size, self._length, torch.bfloat16)
             yield other_dtype(self._step, graph, memory.state_bytes, memory.temporary_bytes)
 
-    def _bare(self, growth: Growth, size: int) -> Graph:
-        """Return the graph of a size without the optimizer's state."""
-        graph = growth.at(size)
+    def _bare(self, growths: Growths, size: int) -> Graph:
+        """Return the graph of a plain step without the optimizer's state."""
+        graph = growths.plain.at(size)
         if "optimizer" not in graph.resident:
             return graph
         return replace(graph, tensors=graph.tensors[:-1], resident=graph.resident[:-1])

@@ -18,6 +18,7 @@ from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.device_memory import NO_OTHER_MEMORY, DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.exporting import export_graph, export_joint
 from scheduler.pytorch.capture.exporting.device_kernels import kernels_of
+from scheduler.pytorch.capture.exporting.eager_kernels import masks_of_eager
 from scheduler.pytorch.capture.instructions import Lowered
 from scheduler.pytorch.capture.joint import Joint
 from scheduler.pytorch.capture.lowering import lower
@@ -130,6 +131,34 @@ def trace(
             progress=progress or ignore,
         )
     return captured.graph
+
+
+def trace_eager(
+    model: nn.Module,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    loss: Callable[..., TorchTensor] | None = None,
+    costs: Costs = "measured",
+    workspaces: bool | None = None,
+) -> Graph:
+    """Return the graph of a training step as eager PyTorch runs it on the CPU, which no plan can follow.
+
+    Its save-everything schedule has the peak of the plain step: dropout keeps a mask in the dtype
+    of its input, and operators of the backward keep their inputs, where a plan writes over them.
+
+    Parameters
+    ----------
+    model, args, kwargs, loss, costs, workspaces
+        As for `trace`.
+
+    Raises
+    ------
+    CaptureError, InvalidOptionError
+        As for `trace`.
+    """
+    with masks_of_eager():
+        return capture(model, args, kwargs, loss, costs=costs, workspaces=workspaces, as_eager=True).graph
 
 
 def capture(

@@ -99,6 +99,22 @@ def test_a_plan_for_the_device_trains_the_real_model_within_it() -> None:
     assert storage_bytes(resident) + tracker.peak_bytes + STATE == found.plan.peak_bytes <= memory
 
 
+def test_on_a_cpu_the_plain_peak_is_that_of_eager_pytorch() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+    with FakeClock(seconds_per_look=0.02):
+        found = fit(model, _batch, _own(2**30), batch_size=256, loss=torch.sum, optimizer="sgd", time_limit=0.0)
+    real, (x,) = model(), (torch.rand(256, WIDTH),)
+    step = training_step(real, (x,), loss=torch.sum)
+    resident = resident_tensors(real, x)
+    with StorageTracker(resident) as tracker:
+        step()
+    assert found.plain.live_bytes == storage_bytes(resident) + tracker.peak_bytes
+    # Kept are the mask, with a number for each element where a plan keeps a byte, and the output of tanh.
+    assert total_by_kind(found.parts)["activation"] == 2 * 256 * WIDTH * FLOAT_BYTES
+
+
 def test_other_sizes_of_a_deep_model_are_those_of_a_trace_of_its_own() -> None:
     def deep() -> nn.Module:
         return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(9)))

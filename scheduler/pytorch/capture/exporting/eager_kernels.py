@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
@@ -126,12 +127,30 @@ def _is_cached_by_autocast(value: Tensor) -> bool:
     return value.dtype == torch.float32 and value.requires_grad and is_leaf and not is_view(value)
 
 
+@contextlib.contextmanager
+def masks_of_eager() -> Iterator[None]:
+    """Let dropout keep the mask that eager PyTorch keeps on the CPU, in the dtype of the input.
+
+    A plan recomputes dropout from a mask of booleans, which takes less memory.
+    """
+    token = _KEEPS_MASKS_OF_EAGER.set(True)
+    try:
+        yield
+    finally:
+        _KEEPS_MASKS_OF_EAGER.reset(token)
+
+
+_KEEPS_MASKS_OF_EAGER: ContextVar[bool] = ContextVar("_KEEPS_MASKS_OF_EAGER", default=False)
+
+
 def _dropout(value: Tensor, p: float, train: bool) -> Tensor:
     """Run `at::dropout`, with a mask of booleans where eager saves one in the dtype of the input."""
     if p == 0 or not train or value.numel() == 0:
         return value
     if p == 1:
         return value.mul(torch.zeros((), dtype=value.dtype, device=value.device))
+    if _KEEPS_MASKS_OF_EAGER.get():
+        return value.mul(torch.empty_like(value).bernoulli_(1 - p).div_(1 - p))
     scale = dropout_scale(p, value.dtype) if value.device.type == "cpu" else None
     if scale is not None:
         return cast("Tensor", DROPOUT(value, p, scale)[0])
