@@ -19,6 +19,7 @@ from scheduler.solvers.anneal import solver as anneal
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.dp.costs import chain_costs
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
+from scheduler.solvers.eviction_walk import EvictionWalks
 from scheduler.solvers.ilp import solver as ilp
 from scheduler.solvers.registry import Propose, load_solver
 from scheduler.solvers.smallest_peak import smallest_peak, squeeze
@@ -30,6 +31,8 @@ class AutoSettings:
 
     Attributes
     ----------
+    slow_start : float
+        If the known schedules take more than so many times the plain step, a walk looks for a faster one first.
     quick_solvers : tuple of str
         Solvers that answer in milliseconds to seconds.
     uncompiled_solvers, uncompiled_chain_solvers : tuple of str
@@ -60,6 +63,7 @@ class AutoSettings:
         proportion.
     """
 
+    slow_start: float = 1.5
     quick_solvers: tuple[str, ...] = ("save-all", "greedy", "segments")
     uncompiled_solvers: tuple[str, ...] = ("save-all", "segments")
     uncompiled_chain_solvers: tuple[str, ...] = ("save-all", "segments", "greedy-segments")
@@ -244,6 +248,14 @@ class _Policy:
             if self.problem.reorder or follows_input_order(self.problem.graph, schedule):
                 self.best.offer(schedule, "any order")
 
+    def walk_within_budget(self) -> None:
+        """Walk within the budget if the known schedules are slow, as those for smaller budgets can be.
+
+        It takes some milliseconds, and runs however little time is left.
+        """
+        if self.settings.slow_start * self.problem.baseline.time < self.best.time < math.inf:
+            self.best.offer(EvictionWalks(self.problem.graph).fitting(self.problem.budget_bytes))
+
     def answer_quickly(self) -> None:
         """Look for an answer within the problem's gap by methods that need no compiled kernels."""
         settings, chain = self.settings, self.problem.chain
@@ -386,6 +398,7 @@ class Stage:
 
 STAGES = (
     Stage((), "schedules of other budgets or shapes, if there are any", _Policy.try_known_schedules),
+    Stage(("eviction walk",), "if these take much longer than the plain step", _Policy.walk_within_budget),
     Stage(
         tuple(dict.fromkeys((*SETTINGS.uncompiled_solvers, *SETTINGS.uncompiled_chain_solvers, "ilp"))),
         'if an answer within a gap is enough, `ilp` with one cut; "greedy-segments" for chains only',

@@ -16,12 +16,14 @@ import numpy.typing as npt
 
 from scheduler.graph import Graph
 from scheduler.schedule import Schedule, schedule_from_runs
+from scheduler.simulator import simulate
 from scheduler.solvers.graph_arrays import Flags, GraphArrays, Ints, flat_rows, graph_arrays
 from scheduler.solvers.jit import compiled
 
 Floats = npt.NDArray[np.float64]
 
 _MOST_RUNS_PER_OPERATION = 20
+_MOST_WALKS = 10
 _MOST_ATTEMPTS = 8
 """Attempts at one operation of the order, each after evicting what its inputs can be recomputed without."""
 
@@ -55,6 +57,23 @@ class EvictionWalks:
         most_runs = _MOST_RUNS_PER_OPERATION * len(self._arrays.order) + 1000
         runs, count = _walk(self._arrays, self._uses, free_bytes, by_cost, most_runs)
         return None if count < 0 else schedule_from_runs(self.graph, runs[:count].tolist())
+
+    def fitting(self, budget_bytes: int) -> Schedule | None:
+        """Return the schedule of a walk that evicts by cost and whose peak fits the budget; None if there is none.
+
+        While the peak is larger than what the walk stayed within, it walks again within as much
+        less, a few times.
+        """
+        within = budget_bytes
+        for _ in range(_MOST_WALKS):
+            schedule = self.within(within, by_cost=True)
+            if schedule is None:
+                return None
+            excess = simulate(self.graph, schedule).peak_bytes - budget_bytes
+            if excess <= 0:
+                return schedule
+            within -= excess
+        return None
 
 
 class _Uses(NamedTuple):

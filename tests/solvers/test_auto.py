@@ -73,6 +73,19 @@ def test_no_part_is_better(share: str) -> None:
             assert best <= sc.solve(graph, share, solver=part, time_limit=1).time
 
 
+def test_however_little_time_there_is_a_known_schedule_for_less_memory_is_not_the_answer() -> None:
+    graph = conv_net(12)
+    slow = sc.solve(graph, 2**30, solver="recompute-all")
+    assert slow.schedule is not None
+    assert slow.time > 3 * slow.baseline_time
+    problem = Problem(graph, (slow.peak_bytes + slow.baseline_peak_bytes) // 2, starts=(slow.schedule,))
+    schedule = auto.propose(problem, deadline=Deadline(1e-9), seed=0).schedule
+    assert schedule is not None
+    simulation = sc.simulate(graph, schedule)
+    assert simulation.peak_bytes <= problem.budget_bytes
+    assert simulation.time < 1.5 * slow.baseline_time
+
+
 def test_a_proof_ends_the_search() -> None:
     with FakeClock(seconds_per_look=0.01) as fake:
         assert sc.solve(uniform_chain(6), 24, time_limit=60).status is sc.Status.OPTIMAL
