@@ -41,7 +41,8 @@ def test_the_main_command_prints_what_readme_shows_but_for_measured_numbers(
     from scheduler.pytorch.training import TrainingReport
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(networks, "gpt2", partial(networks.gpt2, layers=3))  # numbers are not compared
+    small = partial(networks.gpt2, layers=2, width=128, length=64)
+    monkeypatch.setattr(networks, "gpt2", small)  # numbers are not compared, but units
     monkeypatch.setattr(training, "_TIMED_STEPS", 1)  # what is measured is not compared
     monkeypatch.setattr(TrainingReport, "captured_step_is_slower", False)  # a note that depends on measured times
     with FakeClock(seconds_per_look=0.1):

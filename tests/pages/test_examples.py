@@ -10,11 +10,14 @@ import pytest
 from scheduler.solvers import registry
 from tests.pages.examples import blocks_of, run_page, without_numbers
 from tests.pages.generate import GUIDE, page_paths
+from tests.support.fake_clock import SECONDS_PER_LOOK, FakeClock
 from tests.support.paths import README
 
 pytestmark = pytest.mark.long(30)
 
 PAGES = [path for path in page_paths() if path != README]
+SECONDS_OF = {"start": 0.05}
+"""Seconds per look at the clock, for a page that prints nothing of how far a search came."""
 FIXED = "run `python -m tests.pages outputs`, and look at what it changes"
 
 
@@ -25,7 +28,8 @@ def test_the_code_of_a_page_prints_what_the_page_says(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    with patch.dict(registry.REGISTERED):  # other tests have no solver of a page
+    clock = FakeClock(seconds_per_look=SECONDS_OF.get(path.stem, SECONDS_PER_LOOK))
+    with clock, patch.dict(registry.REGISTERED):  # other tests have no solver of a page
         check_page(path)
 
 
