@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -96,6 +97,13 @@ def test_the_tested_versions_are_those_of_the_extra_and_of_readme() -> None:
     assert project["requires-python"] == f">={TESTED_PYTHON[0]}"
     tested = f"Tested with torch {', '.join(TESTED_TORCH)} on CPU, Python {', '.join(TESTED_PYTHON)}."
     assert tested in (ROOT / "README.md").read_text()
+
+
+def test_every_tested_version_has_passed_all_tests_of_pytorch() -> None:
+    with (ROOT / "tests/benchmarks/versions.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if (row["failed"], row["first_command"]) == ("0", "ok")]
+    assert {row["torch"].rpartition(".")[0] for row in rows} == {*TESTED_TORCH}
+    assert {row["python"].rpartition(".")[0] for row in rows} == {*TESTED_PYTHON}
 
 
 def test_every_dependency_is_a_needed_part_or_a_prover_and_every_named_extra_exists() -> None:
