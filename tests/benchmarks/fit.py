@@ -2,8 +2,10 @@
 
     python tests/benchmarks/fit.py > tests/benchmarks/fit.csv
     python tests/benchmarks/fit.py --here > tests/benchmarks/fit_here.csv
+    python tests/benchmarks/fit.py --published > tests/benchmarks/fit_published.csv
 
-Each model runs in a process of its own. Seconds are of the processor, imports included.
+The first two take about ten and three minutes of a processor, the last one five. Each model of the
+first and the last runs in a process of its own; seconds are of the processor, imports included.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scheduler.devices import Device
+from scheduler.planning.fit_answers import Fit
 from scheduler.planning.peak_contents import KINDS
+from scheduler.pytorch.measurement.memory import StorageTracker
 
 LLAMA_3_8B = {
     "model_type": "llama",
@@ -66,6 +72,36 @@ CASES: tuple[tuple[str, Mapping[str, object] | str, str, str, tuple[str, ...]], 
     ("Mixtral-like 2 x 4096", MIXTRAL_LIKE, "causal-lm", "--batch 2 --length 4096 --dtype bfloat16", ("h200",)),
 )
 """Name, configuration or factory, task, options and devices. The Mixtral-like model has 8 experts."""
+
+PUBLISHED: tuple[tuple[str, Mapping[str, object], str, int, int], ...] = (
+    ("distilgpt2", {"model_type": "gpt2", "n_layer": 6}, "causal-lm", 8, 512),
+    ("gpt2", {"model_type": "gpt2"}, "causal-lm", 8, 512),
+    ("cerebras-gpt-111m", {"model_type": "gpt2", "n_layer": 10, "n_inner": 3072}, "causal-lm", 8, 512),
+    ("gpt-neo-125m", {"model_type": "gpt_neo", "num_layers": 12, "hidden_size": 768, "num_heads": 12,
+                      "attention_types": [[["global", "local"], 6]]}, "causal-lm", 8, 512),
+    ("opt-125m", {"model_type": "opt"}, "causal-lm", 8, 512),
+    ("pythia-1b", {"model_type": "gpt_neox", "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 8,
+                   "intermediate_size": 8192, "vocab_size": 50304}, "causal-lm", 1, 512),
+    ("qwen3-0.6b", {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072,
+                    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+                    "tie_word_embeddings": True}, "causal-lm", 1, 512),
+    ("t5-small", {"model_type": "t5"}, "seq2seq-lm", 8, 512),
+    ("t5-base", {"model_type": "t5", "num_layers": 12, "d_model": 768, "d_ff": 3072, "num_heads": 12},
+     "seq2seq-lm", 8, 512),
+    ("bert-base", {"model_type": "bert"}, "masked-lm", 8, 512),
+    ("vit-base", {"model_type": "vit"}, "image-classification", 32, 0),
+    ("convnext-tiny", {"model_type": "convnext"}, "image-classification", 32, 0),
+    ("resnet-50", {"model_type": "resnet"}, "image-classification", 32, 0),
+    ("regnet-y-40", {"model_type": "regnet"}, "image-classification", 32, 0),
+    ("mobilenet-v2", {"model_type": "mobilenet_v2"}, "image-classification", 32, 0),
+)  # fmt: skip
+"""Name, configuration, task, batch and length (0 without one).
+
+Models of the kinds by which estimators are measured, such as xMem (arXiv 2510.21048), as far as
+transformers builds them from a configuration.
+"""
+LIMITED = ("convnet", "unet", "hf-llama")
+"""Listed models whose largest batch is looked for, within 1.5 times their peak."""
 
 
 class _Block(nn.Module):
@@ -165,33 +201,102 @@ def _one(arguments: list[str]) -> None:
     print(json.dumps(data))
 
 
-def rows_here() -> Iterator[list[object]]:
-    """One row per listed model: the peaks of its step on this machine, predicted without data and measured."""
-    from scheduler.pytorch import fit, measure, resident_tensors, training_step
-    from scheduler.pytorch.models.catalog import make_model, model_names
-    from scheduler.pytorch.models.sized_models import catalog_model
+def rows_published() -> Iterator[list[object]]:
+    """One row per model: what a step of AdamW in float32 is predicted to need, for whoever has the device."""
+    yield ["model", "batch", "length", "device", "allocated", "reserved", "parameters", "activations", "fits"]
+    device = "rtx-4090"
+    for name, model, task, batch, length in PUBLISHED:
+        sizes = ["--batch", str(batch), *(("--length", str(length)) if length else ())]
+        data = _answer(model, task, ["--device", device, *sizes, "--time-limit", "0"])
+        parts = [
+            sum(part["bytes"] for part in data["parts"] if part["kind"] == kind) for kind in ("parameter", "activation")
+        ]
+        need = data["plain"]
+        yield [name, batch, length, device, need["peak_bytes"], need["reserved_bytes"], *parts, data["fits"]]
 
-    yield ["model", "batch", "live: predicted", "live: measured", "allocator: predicted", "allocator: measured"]
+
+def rows_here() -> Iterator[list[object]]:
+    """One row per listed model: the peaks of its step on this machine, predicted without data and measured.
+
+    Of some, also the largest batch predicted to fit, and by how much its measured peak, and that of
+    one more, differ from the memory.
+    """
+    from scheduler.devices import device
+    from scheduler.pytorch.models.catalog import model_names
+
+    yield [
+        *("model", "batch", "live: predicted", "live: measured", "allocator: predicted", "allocator: measured"),
+        *("memory", "largest batch", "measured", "measured of one more"),
+    ]
+    here = device("this machine")
     for name in model_names():
         for batch in (None, 3) if name == "convnet" else (None,):
-            given = catalog_model(name, batch_size=batch, length=None)
-            found = fit(
-                given.make_model,
-                given.make_batch,
-                "this machine",
-                batch_size=given.batch_size,
-                loss=given.loss,
-                optimizer="sgd",
-                time_limit=0.0,
-            )
-            case = make_model(name, batch_size=given.batch_size)
-            step = training_step(case.module, case.args, case.kwargs, loss=case.loss)
-            measured = measure(step, resident=resident_tensors(case.module, (case.args, case.kwargs)), repeats=1)
+            size, found = _fit_here(name, batch, here, 0.0)
             need = found.plain
-            yield [
-                *(name, given.batch_size, need.live_bytes, measured.live_peak_bytes),
-                *(need.peak_bytes, measured.allocator_peak_bytes),
-            ]
+            live, allocator = _measured(name, size)
+            row = [name, size, need.live_bytes, live, need.peak_bytes, allocator]
+            if name in LIMITED and batch is None:
+                memory = need.peak_bytes * 3 // 2
+                limited = replace(here, memory_bytes=memory + here.memory_bytes - here.usable_bytes)
+                reach = _fit_here(name, batch, limited, 120.0)[1].batches
+                largest = 0 if reach is None else reach.plain
+                row += [memory, largest, *(_measured(name, largest + more)[1] for more in (0, 1))]
+            yield row + [""] * (10 - len(row))
+
+
+def _fit_here(name: str, batch: int | None, device: Device, seconds: float) -> tuple[int, Fit]:
+    """Return the batch size of a listed model, and the answer for it."""
+    from scheduler.pytorch import fit
+    from scheduler.pytorch.models.sized_models import catalog_model
+
+    given = catalog_model(name, batch_size=batch, length=None)
+    found = fit(
+        given.make_model,
+        given.make_batch,
+        device,
+        batch_size=given.batch_size,
+        loss=given.loss,
+        optimizer="sgd",
+        time_limit=seconds,
+    )
+    return given.batch_size, found
+
+
+def _measured(name: str, batch: int) -> tuple[int, int]:
+    """Return the peaks of the plain step of a listed model: of live storages, and the allocator's."""
+    from scheduler.pytorch import measure, resident_tensors, training_step
+    from scheduler.pytorch.measurement.memory import storage_bytes
+    from scheduler.pytorch.models.catalog import make_model
+
+    case = make_model(name, batch_size=batch)
+    step = training_step(case.module, case.args, case.kwargs, loss=case.loss)
+    resident = resident_tensors(case.module, (case.args, case.kwargs))
+    measured = measure(step, resident=resident, repeats=1)
+    with _AutogradTracker(resident) as tracker:
+        step()
+    return storage_bytes(resident) + tracker.peak_bytes, measured.allocator_peak_bytes
+
+
+class _AutogradTracker(StorageTracker):
+    """Count live storages as without a dispatch mode, under which autograd adds no gradients in place.
+
+    Without one, it does so where nothing else refers to the gradient that is there; the sum then
+    takes no memory of its own.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        before = self.peak_bytes
+        spared = 0
+        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() != -1:
+            storage = args[0].untyped_storage()
+            # The sum's caller, its wrapper in Python and its arguments; a storage has its wrapper, too.
+            if args[0]._use_count() <= 4 and torch._C._storage_Use_Count(storage._cdata) <= 2:
+                spared = storage.nbytes()
+            del storage
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if spared:
+            self.peak_bytes = max(before, self.live_bytes - spared)
+        return result
 
 
 if __name__ == "__main__":
@@ -199,6 +304,7 @@ if __name__ == "__main__":
         _one(sys.argv[2:])
     else:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        for row in rows_here() if sys.argv[1:] == ["--here"] else rows():
+        tables = {(): rows, ("--here",): rows_here, ("--published",): rows_published}
+        for row in tables[tuple(sys.argv[1:])]():
             writer.writerow(row)
             sys.stdout.flush()

@@ -200,10 +200,65 @@ def _small_budgets(rows: list[Row]) -> str:
     return _markdown(["model", "operations", *budgets], lines)
 
 
+def _fit(rows: list[Row]) -> str:
+    """A line per model and device: peaks, what a plan costs, the largest sizes, and what the answer took."""
+    head = ["model", "device", "peak, GiB", "fits", "time lost by a plan", "largest batch, planned"]
+    head += ["longest length, planned", "seconds", "MiB"]
+    lines = []
+    for row in rows:
+        plan = f"{float(row['overhead']):.1%}" if row["plan fits"] == "True" and row["fits"] == "False" else "-"
+        reached = [
+            f"{row[name] or '?'}, {row[f'{name} planned'] or '?'}" if row[name] or row[f"{name} planned"] else "-"
+            for name in ("batch", "length")
+        ]
+        fits = "yes" if row["fits"] == "True" else "with a plan" if row["plan fits"] == "True" else "no"
+        peak = f"{int(row['peak']) / 2**30:.2f}"
+        lines.append([row["model"], row["device"], peak, fits, plan, *reached, row["seconds"], row["MiB"]])
+    return _markdown(head, lines)
+
+
+def _fit_here(rows: list[Row]) -> str:
+    """A line per model: how far the predicted peaks are from the measured ones, and the largest batch."""
+    head = [
+        "model",
+        "batch",
+        "peak, MiB",
+        "live",
+        "allocator",
+        "largest batch within 1.5 peaks",
+        "its peak, and one more",
+    ]
+    lines = []
+    for row in rows:
+        errors = [int(row[f"{kind}: predicted"]) / int(row[f"{kind}: measured"]) - 1 for kind in ("live", "allocator")]
+        memory = int(row["memory"] or 0)
+        shares = [f"{int(row[name]) / memory:.1%}" for name in ("measured", "measured of one more") if memory]
+        peak = f"{int(row['allocator: measured']) / 2**20:.0f}"
+        cells = [row["model"], row["batch"], peak, *(f"{error:+.4%}" for error in errors)]
+        lines.append([*cells, row["largest batch"] or "-", ", ".join(shares) or "-"])
+    return _markdown(head, lines)
+
+
+def _fit_published(rows: list[Row]) -> str:
+    """A line per model: the predicted peak, allocated and as segments of the allocator."""
+    lines = [
+        [
+            *(row["model"], row["batch"], row["length"] if row["length"] != "0" else "-"),
+            *(f"{int(row[name]) / 2**30:.3f}" for name in ("allocated", "reserved", "parameters", "activations")),
+        ]
+        for row in rows
+    ]
+    head = ["model", "batch", "length", "allocated, GiB", "reserved, GiB", "parameters, GiB", "activations, GiB"]
+    return _markdown(head, lines)
+
+
 _TABLES: dict[str, Callable[[list[Row]], str]] = {
     "decompositions": _decompositions,
     "deep_networks": _deep_networks,
     "first_answer": _first_answer,
+    "fit": _fit,
+    "fit_here": _fit_here,
+    "fit_published": _fit_published,
     "modules": _modules,
     "peers": _peers,
     "planning_times": _planning_times,
