@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal, is_close_enough
+from scheduler.solvers.anneal.choice import Choice, Kind
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.cooling import temperatures
 from scheduler.solvers.anneal.loop import anneal
@@ -71,11 +71,12 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     A move inserts a recomputation (and recomputations of its missing inputs), drops one (and
     those that only it reads) or shifts one; in any order, first runs shift too. The energy is
-    the time plus a weight times the area of memory over budget. In every third round a move
-    changes a retention decision instead (`RetentionWalker`), which finds in a second what
-    moves of single runs do not find in ten where the budget is tight. Two walkers, each with
-    its own random numbers, anneal in rounds of growing length. They stop before the deadline
-    if they have found nothing better for a long time.
+    the time plus a weight times the area of memory over budget. In some turns a move changes a
+    retention decision instead (`RetentionWalker`), which finds in a second what moves of single
+    runs do not find in ten where the budget is tight. Two walkers, each with its own random
+    numbers, anneal in rounds of growing length; what each does is chosen by what has found
+    something better so far (`Choice`). They stop before the deadline if they have found
+    nothing better for a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
     allows it. When: irregular graphs, where `ilp` leaves a gap; up to some 10^4 operations,
@@ -186,7 +187,7 @@ class Annealing:
     def __init__(self, problem: Problem, walkers: int = WALKERS) -> None:
         self.problem = problem
         self.count = walkers
-        self.rounds = 0
+        self.choice = Choice()
         self.best: Schedule | None = None
         self.best_time = math.inf
         self.moves = 0
@@ -202,17 +203,20 @@ class Annealing:
         """Whether the search has gone on too long without an improvement."""
         return self.moves > max(PATIENCE * self.moves_at_best, LEAST_MOVES * len(self.problem.graph.operations) ** 3)
 
-    def offer(self, schedule: Schedule) -> None:
-        """Simulate a schedule, and keep it if it is valid, fits and is faster."""
+    def offer(self, schedule: Schedule) -> float:
+        """Keep a schedule if it is faster; return its time, or inf if it is invalid or does not fit."""
         problem = self.problem
         try:
             simulation = simulate(problem.graph, schedule)
         except InvalidScheduleError:
-            return
+            return math.inf
         if not problem.reorder and not follows_input_order(problem.graph, schedule):
-            return
-        if simulation.peak_bytes <= problem.budget_bytes and simulation.time < self.best_time:
+            return math.inf
+        if simulation.peak_bytes > problem.budget_bytes:
+            return math.inf
+        if simulation.time < self.best_time:
             self.best, self.best_time, self.moves_at_best = schedule, simulation.time, self.moves
+        return simulation.time
 
     def proposal(self) -> Proposal:
         """Return the best schedule so far."""
@@ -259,24 +263,21 @@ class Annealing:
         most_moves: float,
         deadline: Deadline,
     ) -> None:
-        """Anneal once with each walker, in turn over decisions and over sequences of runs; keep what is better."""
+        """Anneal once with each walker, and keep what is better."""
         best, initial = runs_of(self.problem.graph, self.best or start), runs_of(self.problem.graph, start)
-        futures = []
-        for turn, walker in enumerate(walkers, self.rounds):
-            if turn % 3 == 0:
-                walk = partial(walker.anneal_decisions, best, self.best_time)
-            elif turn % 3 == 2 and self.best is not None:
-                walk = partial(walker.anneal_runs, best, WARM)
-            else:
-                walk = partial(walker.anneal_runs, initial, HOT)
-            futures.append(pool.submit(walk, length, most_moves, deadline))
-        self.rounds += 1
-        found = [future.result() for future in futures]
-        self.moves += sum(moves for moves, _ in found)
         before = self.best_time
-        for _, schedule in found:
-            if schedule is not None:
-                self.offer(schedule)
+
+        def turn(walker: _Pair, kind: Kind) -> tuple[int, Schedule | None]:
+            if kind is Kind.DECISIONS:
+                return walker.anneal_decisions(best, before, length, most_moves, deadline)
+            if kind is Kind.RUNS_FROM_BEST and math.isfinite(before):
+                return walker.anneal_runs(best, WARM, length, most_moves, deadline)
+            return walker.anneal_runs(initial, HOT, length, most_moves, deadline)
+
+        kinds = [self.choice.next() for _ in walkers]
+        for kind, (moves, schedule) in zip(kinds, list(pool.map(turn, walkers, kinds)), strict=True):
+            self.moves += moves
+            self.choice.record(kind, improved=schedule is not None and self.offer(schedule) < before)
         if self.best_time < before:
             deadline.report(self.proposal())
 
