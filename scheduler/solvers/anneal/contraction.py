@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -169,14 +169,16 @@ class Contraction:
         )
 
     def _needed_views(self) -> list[list[int]]:
-        """Return, per operation, the views that its inputs are; for a view, all up to itself."""
+        """Return, per operation, the views that its inputs are (for a view, all up to itself); last, the results'."""
         index = self.graph.index
-        return [
-            list(self.views[index.outputs[i][0]])
-            if self.folded[i]
-            else list(dict.fromkeys(view for t in index.inputs[i] for view in self.views[t]))
+        rows = [
+            list(self.views[index.outputs[i][0]]) if self.folded[i] else self._views_of(index.inputs[i])
             for i in range(len(self.graph.operations))
         ]
+        return [*rows, self._views_of(t for t, result in enumerate(index.is_result) if result)]
+
+    def _views_of(self, tensors: Iterable[int]) -> list[int]:
+        return list(dict.fromkeys(view for t in tensors for view in self.views[t]))
 
     def _inputs(self) -> list[list[int]]:
         return [sorted({self.root[t] for t in ids} - {-1}) for ids in self.graph.index.inputs]

@@ -44,7 +44,8 @@ class RetentionModel(NamedTuple):
     """The constant data.
 
     `graph` is contracted: views are folded into their bases. `views` lists, per operation, the
-    views that it needs, in order, and `base` the tensor that a view reads. `use_operation` and
+    views that it needs, in order, and in one more row those that the results are; `base` is the
+    tensor that a view reads. `use_operation` and
     `use_gap` list, per tensor, the operations that produce or read it, and the gap that opens
     then. `tensor` is the tensor of each gap, `step_of` the step of each operation in the graph's
     order (-1 for those outside), which shifts change; `budget` is without the resident bytes.
@@ -114,6 +115,7 @@ def anneal_decisions(m, s, moves, hot, cold, free, window):  # type: ignore[no-u
         # Too many runs: start from the save-everything schedule.
         s.decision[:], s.place[:], s.counts[LOOSE] = KEEP, -1, 0
         now = _outcome(m, s, np.inf)
+    _keep_if_best(m, s, now)
     for move in range(moves):
         temperature = hot * (cold / hot) ** (move / moves)
         limit = -temperature * np.log(1.0 - draw(s))
@@ -129,10 +131,15 @@ def anneal_decisions(m, s, moves, hot, cold, free, window):  # type: ignore[no-u
             _undo(m, s)
             continue
         now = then
-        if now.area == 0 and now.time < s.levels[BEST] * (1.0 - 1e-12):
-            s.levels[BEST] = now.time
-            s.kept[:] = s.decision
-            s.kept_order[:] = m.graph.order
+        _keep_if_best(m, s, now)
+
+
+@inner_kernel
+def _keep_if_best(m, s, now):  # type: ignore[no-untyped-def]
+    if now.area == 0 and now.time < s.levels[BEST] * (1.0 - 1e-12):
+        s.levels[BEST] = now.time
+        s.kept[:] = s.decision
+        s.kept_order[:] = m.graph.order
 
 
 @inner_kernel
@@ -177,17 +184,25 @@ def _time_of(m, s, runs, count):  # type: ignore[no-untyped-def]
     graph, time = m.graph, 0.0
     for p in range(count):
         i = runs[p]
-        if m.folded[i] and s.viewed[i] >= 0:
+        if m.folded[i]:
+            if s.viewed[i] < 0:
+                time += _time_of_views(m, s, i)
             continue
-        for k in range(m.view_start[i], m.view_start[i + 1]):
-            view = m.views[k]
-            if s.viewed[view] != s.version[m.base[view]]:
-                s.viewed[view] = s.version[m.base[view]]
-                time += graph.time[view]
-        if not m.folded[i]:
-            time += graph.time[i]
-            for k in range(graph.output_start[i], graph.output_start[i + 1]):
-                s.version[graph.outputs[k]] += 1
+        time += _time_of_views(m, s, i) + graph.time[i]
+        for k in range(graph.output_start[i], graph.output_start[i + 1]):
+            s.version[graph.outputs[k]] += 1
+    return time + _time_of_views(m, s, graph.time.shape[0])
+
+
+@inner_kernel
+def _time_of_views(m, s, row):  # type: ignore[no-untyped-def]
+    """Run the views of a row whose base has changed since they last ran; return their time."""
+    time = 0.0
+    for k in range(m.view_start[row], m.view_start[row + 1]):
+        view = m.views[k]
+        if s.viewed[view] != s.version[m.base[view]]:
+            s.viewed[view] = s.version[m.base[view]]
+            time += m.graph.time[view]
     return time
 
 

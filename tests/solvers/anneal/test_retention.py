@@ -49,3 +49,25 @@ def test_on_a_chain_of_six_it_finds_what_the_exhaustive_search_finds(budget: int
     graph = uniform_chain(6)
     found = walked(graph, budget, 5_000).best()
     assert sc.simulate(graph, found).time == optimum(graph.to_dict(), budget, "input order")
+
+
+def test_it_counts_the_time_of_a_view_that_is_a_result_and_whose_base_is_recomputed() -> None:
+    graph = sc.Graph(
+        [
+            sc.Operation("make", [], ["x"], 1.0),
+            sc.Operation("view", ["x"], ["y"], 1.0),
+            sc.Operation("use", [], ["z"], 1.0, workspace_bytes=8),
+            sc.Operation("last", ["x", "z"], ["w"], 1.0),
+        ],
+        [sc.Tensor("x", 8, storage="s"), sc.Tensor("y", 8, storage="s"), sc.Tensor("z", 1), sc.Tensor("w", 1)],
+        results=["y", "w"],
+    )
+    walker = walked(graph, 10, 200)
+    # `make` and `view` run twice, because 8 bytes of workspace leave no room for their storage.
+    assert walker.best_time == sc.simulate(graph, walker.best()).time == 6.0
+
+
+def test_the_schedule_that_it_starts_from_is_its_best_until_a_move_finds_a_faster_one() -> None:
+    graph = uniform_chain(6)
+    problem = Problem(graph, 1000)
+    assert walked(graph, 1000, 1).best_time == problem.baseline.time
