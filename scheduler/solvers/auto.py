@@ -283,9 +283,11 @@ class _Policy:
             self.ended = self.best.schedule is not None and enough
 
     def try_quick_solvers(self) -> None:
-        """Run the quick solvers."""
+        """Run the quick solvers, and a walk that evicts when memory is short."""
         for name in self.settings.quick_solvers:
             self._ask(name, self.first_round)
+        if not (self.best.is_final or self.first_round.passed):
+            self.best.offer(EvictionWalks(self.problem.graph).fitting(self.problem.budget_bytes))
 
     def find_smallest_peak(self) -> None:
         """Look for the smallest peak if no schedule fits so far."""
@@ -411,7 +413,7 @@ STAGES = (
         f" optimal, or from {SETTINGS.hierarchical_only_operations} operations on",
         _Policy.solve_deep_network,
     ),
-    Stage(SETTINGS.quick_solvers, "always", _Policy.try_quick_solvers),
+    Stage((*SETTINGS.quick_solvers, "eviction walk"), "always", _Policy.try_quick_solvers),
     Stage(("smallest peak",), "if no schedule fits so far", _Policy.find_smallest_peak),
     Stage(
         ("ilp", "hierarchical", "anneal"),

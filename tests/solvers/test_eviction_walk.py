@@ -55,3 +55,15 @@ def test_every_walk_is_a_true_schedule_in_the_input_order(graph: sc.Graph, by_co
     if found is not None:
         sc.simulate(graph, found)  # raises an error if it is not
         assert follows_input_order(graph, found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(graphs(), joint_graphs()), st.floats(0.3, 1.0))
+def test_a_fitting_walk_fits_and_is_found_wherever_the_first_walk_fits(graph: sc.Graph, share: float) -> None:
+    budget = int(share * Problem(graph, 0).baseline.peak_bytes)
+    walks = EvictionWalks(graph)
+    first, found = walks.within(budget, by_cost=True), walks.fitting(budget)
+    if found is not None:
+        assert sc.simulate(graph, found).peak_bytes <= budget
+    elif first is not None:
+        assert sc.simulate(graph, first).peak_bytes > budget

@@ -35,6 +35,7 @@ from scheduler.solvers.anneal.state import (
     new_state,
 )
 from scheduler.solvers.deadline import Deadline, clock
+from scheduler.solvers.eviction_walk import EvictionWalks
 from scheduler.solvers.greedy import GreedySearch
 
 WALKERS = 2
@@ -98,6 +99,9 @@ def search(problem: Problem, *, deadline: Deadline, seed: int, walkers: int = WA
         greedy = GreedySearch(problem.graph, problem.budget_bytes)
         greedy.fit(deadline.within(0.1 * deadline.remaining))
         found.offer(greedy.schedule())
+        walk = EvictionWalks(problem.graph).fitting(problem.budget_bytes)
+        if walk is not None:
+            found.offer(walk)
         found.run(problem.save_everything, deadline, seed)
     return replace(found.proposal(), messages=(f"annealing moves: {found.moves}",))
 
