@@ -121,13 +121,15 @@ class Chooser:
         """Find the fastest choice that fits a budget; once there is one, the search ends at the deadline `patience`."""
         program, started = self._program(budget_bytes), clock.now()
         self._add(program, self.plain, budget_bytes)
-        bound = self.plain.time + program.relax(patience or deadline)
+        found = Found(self.plain, bound=self.plain.time + program.relax(patience or deadline))
         seconds = clock.now() - started
-        found = self.greedy(budget_bytes, deadline, patience=patience, starts=starts, bound=bound, gap=gap)
-        limit = patience if patience is not None and found.best is not None else deadline
+        for candidate in (*self.by_hand, *starts):
+            self._note(found, candidate, budget_bytes)
         blocks = self._program(budget_bytes, self.options.only(self._blocks))
         self._add(blocks, self.plain, budget_bytes)
-        self._solve(found, blocks, budget_bytes, gap, limit, proves=False)
+        self._solve(found, blocks, budget_bytes, gap, patience or deadline, proves=False)
+        self.greedy(budget_bytes, deadline, patience=patience, gap=gap, found=found)
+        limit = patience if patience is not None and found.best is not None else deadline
         if found.best is None or limit.remaining > seconds:  # the program takes longer than its relaxation
             self._solve(found, program, budget_bytes, gap, deadline, patience, proves=True)
         return found
@@ -180,15 +182,16 @@ class Chooser:
         deadline: Deadline,
         *,
         patience: Deadline | None = None,
-        starts: Iterable[Candidate] = (),
-        bound: float = 0.0,
         gap: float = 0.0,
+        found: Found | None = None,
     ) -> Found:
-        """Find a fast choice that fits a budget, given a lower bound on its time."""
-        found = Found(self.plain, bound=max(self.plain.time, bound))
-        for candidate in (*self.by_hand, *starts):
-            self._note(found, candidate, budget_bytes)
-        self._tighten(found, self.plain, budget_bytes, deadline)
+        """Find a fast choice that fits a budget, without a bound; add it to what was found before."""
+        if found is None:
+            found = Found(self.plain, bound=self.plain.time)
+            for candidate in self.by_hand:
+                self._note(found, candidate, budget_bytes)
+        if not self._is_done(found, gap):
+            self._tighten(found, self.plain, budget_bytes, deadline)
         if found.best is not None and not self._is_done(found, gap):
             limit = patience or deadline
             limit = limit.within(limit.remaining / 4)
