@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.solvers.dp.costs import ChainArrays, ChainStates
-from scheduler.solvers.dp.grid_rows import first_at_most, lower, lower_by_two, push, push_by_two, useful_slots
+from scheduler.solvers.dp.grid_rows import (
+    first_at_most,
+    is_split_useful,
+    lower,
+    lower_by_two,
+    push,
+    push_by_two,
+    useful_slots,
+)
 from scheduler.solvers.dp.transitions import (
     Sweeps,
     no_sweeps,
@@ -252,6 +260,9 @@ def push_around(
                 push(around[right], own, low, highest, shift_right, cost)
             elif right >= 0:
                 low = max(low, -shift_left)
+                rest = np.float32(limit) - cost
+                if not is_split_useful(own, table[left], table[right], low, highest, shift_left, shift_right, rest):
+                    continue
                 push_by_two(around[right], own, table[left], low, highest, shift_right, shift_left, cost)
                 push_by_two(around[left], own, table[right], low, highest, shift_left, shift_right, cost)
 

@@ -81,6 +81,32 @@ def push_by_two(
 
 
 @compiled(inner=True)
+def count_at_most(own: Floats, part: Floats, other: Floats, limit: np.float32) -> int:
+    """Return at how many slots three rows sum to at most a limit; counting compiles to vector instructions."""
+    count = 0
+    for k in range(len(own)):
+        count += own[k] + part[k] + other[k] <= limit
+    return count
+
+
+@compiled(inner=True)
+def is_split_useful(
+    own: Floats, part: Floats, other: Floats, low: int, highest: int, shift: int, other_shift: int, limit: np.float32
+) -> bool:
+    """Return whether a row and two shifted ones sum to at most a limit at one of the slots low..highest."""
+    slots = len(own) - 1
+    end = min(highest, slots - max(shift, other_shift)) + 1
+    if low < end:
+        parts, others = part[low + shift : end + shift], other[low + other_shift : end + other_shift]
+        if count_at_most(own[low:end], parts, others, limit):
+            return True
+    for k in range(max(low, end), highest + 1):
+        if own[k] + part[min(slots, k + shift)] + other[min(slots, k + other_shift)] <= limit:
+            return True
+    return False
+
+
+@compiled(inner=True)
 def first_at_most(row: Floats, low: int, value: np.float32) -> int:
     """Return the first slot from `low` on at which a descending row is at most a value; its length if none is."""
     end = len(row)

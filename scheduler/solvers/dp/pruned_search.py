@@ -24,6 +24,7 @@ from scheduler.solvers.dp.grid_bounds import (
     push_around,
     sweep_bounds,
 )
+from scheduler.solvers.dp.two_passes import Known
 
 Ints = npt.NDArray[np.int64]
 
@@ -56,6 +57,10 @@ class PrunedSearch:
     deadline : Deadline
     gap : float
         The search ends once (time - bound) / time is at most this.
+    known : Known, optional
+        A schedule that fits, to begin with.
+    bound : float
+        Proven lower bound on the time of persistent schedules, to begin with.
 
     Attributes
     ----------
@@ -68,10 +73,18 @@ class PrunedSearch:
         Why the bound is not exact; "" if it is.
     """
 
-    def __init__(self, chain: Chain, free_bytes: int, deadline: Deadline, gap: float = 0.0) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        free_bytes: int,
+        deadline: Deadline,
+        gap: float = 0.0,
+        known: Known | None = None,
+        bound: float = 0.0,
+    ) -> None:
         self.chain, self.free, self.deadline, self.gap = chain, free_bytes, deadline, gap
         self.costs = costs = chain_costs(chain)
-        self.bound = costs.time(0)
+        self.bound = max(costs.time(0), bound)
         self.least_bytes = 0
         self.unfinished = ""
         self._states = states = chain_states(costs)
@@ -82,7 +95,8 @@ class PrunedSearch:
         self._sweeps = sweep_bounds(costs.arrays)
         self._need = np.zeros(len(states.first), np.int64)
         self._past = self._least_past()
-        self._best: int | None = None
+        self._known = known
+        self._best = None if known is None else known.extra_time
         self._choices: Ints | None = None
 
     def run(self) -> Schedule | None:
@@ -118,10 +132,10 @@ class PrunedSearch:
         return relative_gap(self.costs.time(self._best), self.bound) <= self.gap
 
     def _best_schedule(self) -> Schedule | None:
-        """Return the best schedule found in the tables."""
+        """Return the best schedule found in the tables, or the known one."""
         choices = self._choices
         if choices is None:
-            return None
+            return None if self._known is None else self._known.schedule
         return build_schedule(self.chain, self.costs, self.free, lambda a, b, h, m: tuple(choices[a, b].tolist()))
 
     def _least_past(self) -> Ints:
@@ -132,8 +146,11 @@ class PrunedSearch:
         return np.where(last == self.costs.layers - 1, 0, time[last + 1] - time[first])
 
     def _limits(self) -> Iterator[int]:
-        """Yield growing limits on the extra time; the last one is the time of a schedule."""
+        """Yield growing limits on the extra time; the last one is that of a schedule."""
         base = max(1, self.costs.base)
+        if self._best is not None and relative_gap(self.costs.time(self._best), self.bound) <= _MARGINS[-1]:
+            yield self._best
+            return
         guess = int(_FIRST_GUESS * base)
         for slots, margin in zip(self._slots, _MARGINS, strict=True):
             while True:
