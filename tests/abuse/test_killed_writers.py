@@ -33,7 +33,7 @@ KILLS, WRITERS, ROUNDS = 60, 4, 25
 def plans() -> tuple[sc.Plan, sc.Plan]:
     """Two plans of some hundred kilobytes: to write them takes more than one write."""
     graph = conv_net(60)
-    return sc.make_plan(graph, "100%", solver="save-all"), sc.make_plan(graph, "70%", solver="greedy", time_limit=0.5)
+    return sc.make_plan(graph, "100%", solver="save-all"), sc.make_plan(graph, "70%", solver="greedy", time_limit=20)
 
 
 def child(work: Callable[[], None]) -> int:
