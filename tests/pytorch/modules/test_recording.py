@@ -614,3 +614,20 @@ def test_autocast_is_that_of_the_caller() -> None:
         tree = record(model, (batch(),), loss=lambda y: squares(y.float()))
     halves = [s.size_bytes for s in tree.storages if s.born <= 1 and s.saved_by]
     assert halves.count(ACTIVATION // 2) == 2  # the cast batch, and the result of tanh
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return nn.functional.scaled_dot_product_attention(y, y, y).sum()
+
+
+def test_the_random_state_that_is_kept_with_the_results_of_an_attention_counts() -> None:
+    tree = record(Attending(), (torch.ones(1, 2, 4, 8),))
+    kept = [tree.storages[place] for segment in tree.segments for place in segment.expensive]
+    states = [storage for storage in kept if not storage.saved_by and not storage.read_by]
+    assert [storage.size_bytes for storage in states] == [torch.get_rng_state().nbytes]

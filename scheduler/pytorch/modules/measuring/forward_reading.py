@@ -154,9 +154,10 @@ class ForwardReading:
         ]
 
     def tree_storages(self) -> tuple[Storage, ...]:
-        """Return the storages of the tree."""
+        """Return the storages of the tree; random states that may be kept come last."""
         count = len(self.segments)
-        return tuple(
+        states = (Storage(size_bytes=size, born=i, dies=i) for i, size in self._states.items())
+        found = (
             Storage(
                 size_bytes=self._log.sizes[number],
                 born=seen.born,
@@ -166,6 +167,7 @@ class ForwardReading:
             )
             for number, seen in ((number, self._seen[number]) for number in self.storages)
         )
+        return (*found, *states)
 
     def tree_calls(
         self, refusals: Mapping[tuple[str, int], str], sequences: Mapping[str, Sequence[str]]
@@ -309,13 +311,22 @@ class ForwardReading:
         return peak
 
     def expensive(self, segment: int) -> tuple[int, ...]:
-        """Return the places of the storages of a segment that expensive operators return."""
-        return tuple(
+        """Return the places of the storages of a segment that may be kept: expensive results, and random states."""
+        found = [
             self._place[number]
             for run in self.runs[segment]
             for number in run.born
             if number in self._place and self._seen[number].is_expensive
-        )
+        ]
+        if found and segment in self._states:
+            found.append(len(self.storages) + [*self._states].index(segment))
+        return tuple(found)
+
+    @functools.cached_property
+    def _states(self) -> dict[int, int]:
+        """The bytes of the random states that are kept with expensive results, by segment."""
+        sizes = {i: sum(run.state_bytes for run in runs if run.is_expensive) for i, runs in enumerate(self.runs)}
+        return {segment: size for segment, size in sizes.items() if size}
 
     def caller(self, segment: int) -> int:
         """Return the seen call to which a segment belongs, or `OUTSIDE`."""

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from scheduler.pytorch.costs.timing import thread_seconds
 from scheduler.pytorch.measurement.allocator import named_region
-from scheduler.pytorch.modules.recomputation.kept_results import is_expensive
+from scheduler.pytorch.measurement.rng import default_generator
+from scheduler.pytorch.modules.recomputation.kept_results import is_expensive, may_draw
 from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
 from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
 from scheduler.pytorch.torch_private.tensors import parts_of, storage_id, storage_of
@@ -28,6 +29,7 @@ from scheduler.pytorch.torch_private.tensors import parts_of, storage_id, storag
 OPERATOR = "scheduler operator "
 """The beginning of the names under which the profiler sees the operators of a watched step."""
 _DETACH = torch.ops.aten.detach.default
+_CPU = torch.device("cpu")
 _NO_REGION = contextlib.nullcontext()
 
 
@@ -49,6 +51,8 @@ class Run:
         The storages that it allocates, reads, and changes in place.
     is_expensive : bool
         Whether it multiplies matrices or the like.
+    state_bytes : int
+        Bytes of the random state that is kept with its results, if they are.
     seconds : float
     workspace_bytes : int
         Most bytes that it allocates in addition to what it returns; 0 unless the step is profiled.
@@ -58,6 +62,7 @@ class Run:
     read: Sequence[int] = ()
     changed: Sequence[int] = ()
     is_expensive: bool = False
+    state_bytes: int = 0
     seconds: float = 0.0
     workspace_bytes: int = 0
 
@@ -236,6 +241,8 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         known = _facts_of(func)
         run = Run(is_expensive=known.is_expensive)
+        if known.is_expensive and known.may_draw and self.device_type == "cpu":
+            run.state_bytes = default_generator(_CPU).get_state().nbytes
         run.read = self._find_all(_tensors((*args, *kwargs.values())))
         if known.written:
             run.changed = self._find_all(_tensors(_given(known.written, args, kwargs)))
@@ -405,12 +412,14 @@ class _Facts(NamedTuple):
 
     Attributes
     ----------
-    is_expensive : bool
+    is_expensive, may_draw : bool
+        Whether its results may be kept; whether it may draw random numbers.
     written : tuple of (int, str)
         Positions and names of the arguments that it changes in place.
     """
 
     is_expensive: bool
+    may_draw: bool
     written: tuple[tuple[int, str], ...]
 
 
@@ -418,7 +427,7 @@ class _Facts(NamedTuple):
 def _facts_of(operator: object) -> _Facts:
     arguments = schema_of(operator).arguments if isinstance(operator, OpOverload) else ()
     written = ((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
-    return _Facts(is_expensive(operator), tuple(written))
+    return _Facts(is_expensive(operator), may_draw(operator), tuple(written))
 
 
 def _given(

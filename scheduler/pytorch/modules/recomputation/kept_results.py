@@ -22,6 +22,11 @@ def is_expensive(operator: object) -> bool:
     return isinstance(operator, OpOverload) and has_formula(operator)
 
 
+def may_draw(operator: object) -> bool:
+    """Return whether an operator may draw random numbers; the state of the generator is then kept with its results."""
+    return isinstance(operator, OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
+
+
 @dataclass
 class _Result:
     """What one expensive operator returned."""
@@ -125,7 +130,7 @@ class UseResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _drawn_from(operator: OpOverload, returned: Sequence[object]) -> list[tuple[torch.Generator, Tensor]]:
-    if torch.Tag.nondeterministic_seeded not in operator.tags:
+    if not may_draw(operator):
         return []
     devices = {leaf.device for leaf in returned if isinstance(leaf, Tensor) and leaf.device.type in ("cpu", "cuda")}
     return [(generator, generator.get_state()) for generator in map(default_generator, devices)]
