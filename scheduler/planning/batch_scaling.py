@@ -62,6 +62,14 @@ class StepsBySize(ABC, Generic[Step]):
             self._predicted[size] = self.predict(size, *pair)
         return self._predicted[size]
 
+    def estimate(self, size: int) -> Step:
+        """Return the step of a size, also of a smaller one than those that `at` predicts, without a trace if possible.
+
+        What PyTorch captures for one sample differs from that for more in a few operations without weight.
+        """
+        pair = nearest_pair(size, {known: self.structure(step) for known, step in self.traced.items()})
+        return self.at(size) if pair is None or size in self.traced else self.predict(size, *pair)
+
     def confirm(self, size: int) -> bool:
         """Trace a batch size and return whether its step was traced or predicted correctly before.
 
@@ -157,7 +165,7 @@ def predict(size: int, one: int, other: int, graph: Graph, second: Graph) -> Gra
     return replace(
         graph,
         tensors=tuple(
-            replace(a, size_bytes=affine(a.size_bytes, b.size_bytes))
+            a if a.size_bytes == b.size_bytes else replace(a, size_bytes=affine(a.size_bytes, b.size_bytes))
             for a, b in zip(graph.tensors, second.tensors, strict=True)
         ),
         operations=tuple(

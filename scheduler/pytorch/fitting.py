@@ -313,19 +313,19 @@ class _Search:
         whole = self._batch_size
         if whole == 1:
             return
-        plainly = [d for d in range(whole - 1, 0, -1) if whole % d == 0]
-        levers = (accumulation(self._step, self._bare(self._by_batch, size), size, whole // size) for size in plainly)
-        last = None
-        for last in levers:
-            if last.fits:
+        growth = self._by_batch.plain
+        for size in (size for size in range(whole // 2, 0, -1) if whole % size == 0):
+            lever = accumulation(self._step, _without_state(growth.estimate(size)), size, whole // size)
+            if lever.fits or size == 1:
+                yield lever
                 break
-        if last is not None:
-            yield last
+        if size == 1 and 1 not in growth.traced:
+            self.notes.append("what a batch of 1 needs is estimated from larger batches")
 
     def _shorter(self) -> Iterator[Lever]:
         if self._length is not None and self._length // self._unit >= 2:
             length = self._length // self._unit // 2 * self._unit
-            yield shorter(self._step, self._bare(self._by_length, length), length, self._length)
+            yield shorter(self._step, _without_state(self._by_length.plain.at(length)), length, self._length)
 
     def _bfloat16(self) -> Iterator[Lever]:
         steps = self._steps
@@ -336,12 +336,12 @@ class _Search:
             graph = steps.plain_graph(self._batch_size, self._length, torch.bfloat16)
             yield other_dtype(self._step, graph, memory.state_bytes, memory.temporary_bytes)
 
-    def _bare(self, growths: Growths, size: int) -> Graph:
-        """Return the graph of a plain step without the optimizer's state."""
-        graph = growths.plain.at(size)
-        if "optimizer" not in graph.resident:
-            return graph
-        return replace(graph, tensors=graph.tensors[:-1], resident=graph.resident[:-1])
+
+def _without_state(graph: Graph) -> Graph:
+    """Return the graph of a step without the optimizer's state."""
+    if "optimizer" not in graph.resident:
+        return graph
+    return replace(graph, tensors=graph.tensors[:-1], resident=graph.resident[:-1])
 
 
 def _unit_of(length: int) -> int:

@@ -47,6 +47,15 @@ def test_two_traces_predict_every_other_batch_to_the_byte(known: tuple[int, int]
     assert growth.confirm(batch)
 
 
+def test_a_batch_of_one_can_be_estimated() -> None:
+    traces = Traces(step)
+    growth = Growth(traces)
+    assert growth.estimate(4) == step(4)  # nothing is known, so it is traced
+    growth.at(2)
+    assert growth.estimate(1).digest == step(1).digest
+    assert traces.asked == [4, 2]
+
+
 def test_a_batch_of_one_is_always_traced() -> None:
     traces = Traces(step)
     growth = Growth(traces)
