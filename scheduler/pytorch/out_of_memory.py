@@ -17,6 +17,7 @@ from scheduler.graph import Graph
 from scheduler.problem import save_everything
 from scheduler.pytorch.capture.device_memory import read_device_memory
 from scheduler.pytorch.capture.exporting import export_joint
+from scheduler.pytorch.capture.exporting.eager_kernels import masks_of_eager
 from scheduler.pytorch.measurement.free_memory import free_bytes
 from scheduler.pytorch.measurement.live_memory import (
     ACTIVATIONS,
@@ -242,10 +243,11 @@ def _graphs_of(model: nn.Module, optimizer: Optimizer | None, watch: LiveMemory)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):  # the state of a first step is asked for without memory
             memory = read_device_memory(model, 0, optimizer, watch.had_gradients)
-        joint = export_joint(model, args, kwargs, None)
+        with masks_of_eager():
+            eager = replace(export_joint(model, args, kwargs, None), as_eager=True)
         plain, captured = (
-            capture_joint(form, type(model).__name__, costs="flops", memory=memory).graph
-            for form in (replace(joint, as_eager=True), joint)
+            capture_joint(joint, type(model).__name__, costs="flops", memory=memory).graph
+            for joint in (eager, export_joint(model, args, kwargs, None))
         )
     except SchedulerError as error:
         return None, str(error)

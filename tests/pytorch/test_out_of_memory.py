@@ -143,6 +143,16 @@ def test_what_does_not_suffice_is_said_and_comes_last() -> None:
     assert re.search("^recomputation +is not enough: no schedule fits", report.summary(), re.MULTILINE)
 
 
+def test_what_a_step_with_dropout_needs_is_what_it_takes() -> None:
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), Model()), torch.ones(BATCH, WIDTH)
+    resident = resident_tensors(model, x)
+    with StorageTracker(resident) as tracker:
+        model(x).backward()
+    model.zero_grad()
+    report = failed(PARAMETERS + 8 * ROW, model, x, limit=PARAMETERS + 8 * ROW)
+    assert report.peak_bytes == storage_bytes(resident) + tracker.peak_bytes
+
+
 def test_without_a_limit_the_capacity_is_what_was_live() -> None:
     model, x = Model(), torch.ones(BATCH, WIDTH)
     report = failed(PARAMETERS + 20 * ROW, model, x)

@@ -149,7 +149,7 @@ def _dropout(value: Tensor, p: float, train: bool) -> Tensor:
         return value
     if p == 1:
         return value.mul(torch.zeros((), dtype=value.dtype, device=value.device))
-    if _KEEPS_MASKS_OF_EAGER.get():
+    if _KEEPS_MASKS_OF_EAGER.get() and value.device.type == "cpu":
         return value.mul(torch.empty_like(value).bernoulli_(1 - p).div_(1 - p))
     scale = dropout_scale(p, value.dtype) if value.device.type == "cpu" else None
     if scale is not None:
