@@ -84,10 +84,11 @@ class IntegerProgram:
         """Add the row: sum of coefficient x variable <= most."""
         self._row(name, terms, pulp.LpConstraintLE, most)
 
-    def minimize(self, deadline: Deadline, *, absolute_gap: float = 0.0) -> MilpResult:
+    def minimize(self, deadline: Deadline, *, absolute_gap: float = 0.0, target: float = -math.inf) -> MilpResult:
         """Solve by the deadline with HiGHS, or with CBC if HiGHS is missing or fails; if both do, nothing is known.
 
-        The search ends when the objective exceeds the bound by at most `absolute_gap`.
+        The search ends when the objective exceeds the bound by at most `absolute_gap`, or with HiGHS is at most
+        `target`.
         """
         if not self._is_complete:
             return MilpResult(False, False, -math.inf, math.inf)
@@ -96,7 +97,7 @@ class IntegerProgram:
             return self._constant()
         if not deadline.passed and pulp.HiGHS(msg=False).available():
             with suppress(Exception):  # of any kind: it must not cost the answers of other solvers
-                return self._minimize_highs(deadline, absolute_gap)
+                return self._minimize_highs(deadline, absolute_gap, target)
         if not deadline.passed:
             with suppress(Exception):  # no CBC, or one that died
                 return self._minimize_cbc(deadline, absolute_gap)
@@ -123,7 +124,7 @@ class IntegerProgram:
         broken = any(row.sense * row.constant < 0 for row in self._rows)
         return MilpResult(not broken, broken, math.inf if broken else 0.0, math.inf if broken else 0.0)
 
-    def _minimize_highs(self, deadline: Deadline, absolute_gap: float) -> MilpResult:
+    def _minimize_highs(self, deadline: Deadline, absolute_gap: float, target: float) -> MilpResult:
         from highspy import HighsModelStatus, cb
 
         def stop_early(kind: object, message: str, seen: object, answer: Any, data: object) -> None:
@@ -137,6 +138,7 @@ class IntegerProgram:
             timeLimit=deadline.remaining,
             gapRel=1e-7,
             gapAbs=absolute_gap,
+            objective_target=target,
             threads=1,
             mip_allow_restart=False,
             presolve="choose" if deadline.remaining * ROWS_PER_SECOND > len(self._rows) else "off",

@@ -15,8 +15,8 @@ from scheduler.solution import TOLERANCE
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.hierarchical.graphs import BlockGraph
 from scheduler.solvers.hierarchical.knapsack import TooManyLabelsError, choose
+from scheduler.solvers.ilp.decoding import decode
 from scheduler.solvers.ilp.frontier import CutFrontier, Point
-from scheduler.solvers.ilp.solver import decode
 from scheduler.solvers.ilp.views import fold_views
 
 _GROWTH = 1.5

@@ -11,10 +11,10 @@ from scheduler.problem import save_everything
 from scheduler.schedule import Compute, Schedule, first_runs, runs_of
 from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.decoding import decode
 from scheduler.solvers.ilp.frontier import CutFrontier
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutRelaxation
-from scheduler.solvers.ilp.solver import decode
 
 _PEAK_RATIO = 0.8
 """Peak that the next mode's backward should reach, as a share of this mode's."""

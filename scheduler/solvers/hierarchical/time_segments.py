@@ -17,9 +17,10 @@ from scheduler.graph import Graph
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, first_runs
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.decoding import decode
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation
-from scheduler.solvers.ilp.solver import MOST_OPERATIONS, decode
+from scheduler.solvers.ilp.solver import MOST_OPERATIONS
 from scheduler.solvers.ilp.views import fold_views
 
 LEAST_OPERATIONS = 1_000
@@ -106,7 +107,7 @@ class TimeSegments:
         length = len(graph.operations) - cut
         factor = {
             variable.name: 1.0 - _PREFERENCE * (reads[i] - cut) / length
-            for recomputed in program.recomputed
+            for recomputed in program.recomputed.values()
             for i, variable in recomputed.items()
         }
         costs = program.program.cost

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 
 import pulp
 
@@ -125,9 +126,8 @@ class CutRelaxation:
         self.first_run: dict[int, pulp.LpVariable] = {}
         self.has_run: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
         self.saved: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
-        self.recomputed: list[dict[int, pulp.LpVariable]] = [{} for _ in range(len(cuts) + 1)]
-        self._required: list[set[int]] = []
-        """Between each cut and the next: the tensors that every schedule reads."""
+        self.recomputed: dict[tuple[int, int], dict[int, pulp.LpVariable]] = {(-1, 0): {}}
+        """From one cut to a later one: -1 is the start, and the number of cuts the end."""
         # The least R is integral where S and Y are, unless an operation may stand for another or never run.
         self._continuous = all(len(task) == 1 for task in self.index.tasks) and (
             not precedence.reorder or len(self.necessary) == len(self.index.tasks)
@@ -135,10 +135,13 @@ class CutRelaxation:
         with suppress(TimeIsUpError):
             self._build(budgets)
 
-    def solve(self, deadline: Deadline, slack: float = 0.0) -> CutAnswer:
-        """Minimize the time by the deadline, until the point exceeds the bound by at most the slack."""
-        slack /= self.time_scale
-        result: MilpResult = self.program.minimize(deadline, absolute_gap=slack)
+    def solve(self, deadline: Deadline, slack: float = 0.0, target: float = -math.inf) -> CutAnswer:
+        """Minimize the time by the deadline.
+
+        The search ends early once the point exceeds the bound by at most the slack, or takes no longer than `target`.
+        """
+        slack, goal = slack / self.time_scale, target / self.time_scale - self.constant
+        result: MilpResult = self.program.minimize(deadline, absolute_gap=slack, target=goal)
         if result.infeasible:
             return CutAnswer(math.inf, None, math.inf, exact=True)
         least = self.constant + max(0.0, result.bound)
@@ -168,12 +171,15 @@ class CutRelaxation:
         self._add_first_runs()
         for k in range(len(budgets)):
             self._add_order(k)
-            self._add_variables(k)
+            self._add_tensors(k)
+        spans = sorted(combinations(range(len(budgets) + 1), 2), key=lambda span: span[1] - span[0])
+        for k, end in spans:
+            self._add_recomputed(k, end)
         for k, budget in enumerate(budgets):
             self._add_bytes(k, budget)
-            self._add_reads(k)
-            self._add_flow(k)
-        self._add_results()
+        self._add_flow(-1, 0, set())
+        for k, end in spans:
+            self._add_flow(k, end, self._add_reads(k, end))
 
     def _add_first_runs(self) -> None:
         """A[o]: operation o is its task's first run; needed where a task has alternatives or is not necessary."""
@@ -186,7 +192,7 @@ class CutRelaxation:
                 self.first_run[i] = self.program.binary("first", self.times[i])
                 if self.before[0] >> number & 1 and self.graph.operations[i].repeatable:
                     # Recomputations before the first cut matter only for such tasks.
-                    self.recomputed[0][i] = self.program.binary("recomputed_0", self.times[i])
+                    self.recomputed[-1, 0][i] = self.program.binary("recomputed_0", self.times[i])
             terms = [(self.first_run[i], 1.0) for i in task]
             if number in self.necessary:
                 # A necessary task has exactly one first run.
@@ -210,24 +216,36 @@ class CutRelaxation:
                 if source is not None:
                     self.program.at_least(f"order_{k}", [(source, 1.0), (variable, -1.0)], 0)
 
-    def _add_variables(self, k: int) -> None:
+    def _add_tensors(self, k: int) -> None:
+        """S[t,k]: a tensor is live at cut k."""
         for number in (*bits(self.before[k]), *self.has_run[k]):
             for i in self.index.tasks[number]:
-                if self.folded[i]:
-                    continue
-                self._add_recomputed(k + 1, i)
-                for tensor in self.index.outputs[i]:
+                for tensor in () if self.folded[i] else self.index.outputs[i]:
                     if tensor not in self.saved[k]:
                         self.saved[k][tensor] = self.program.binary(f"saved_{k}")
+
+    def _add_recomputed(self, k: int, end: int) -> None:
+        """R[o,k,l]: operation o runs again between cuts k and l; only runs between neighboring cuts cost time.
+
+        Without those across cuts, a relaxed program would recompute a half in each of two
+        intervals from half of the inputs, and further cuts would weaken it.
+        """
+        steps = [self.recomputed.get((j, j + 1), {}) for j in range(k, end)]
+        self.recomputed[k, end] = recomputed = {}
+        tasks = [*bits(self.before[k]), *self.has_run[k]]
         if len(self.index.tasks[self.cuts[k]]) > 1:
             # A task with alternatives may run once more after its first run, for outputs that the first lacks.
-            for i in self.index.tasks[self.cuts[k]]:
-                self._add_recomputed(k + 1, i)
-
-    def _add_recomputed(self, interval: int, i: int) -> None:
-        if self.graph.operations[i].repeatable:
-            make = self.program.fraction if self._continuous else self.program.binary
-            self.recomputed[interval][i] = make(f"recomputed_{interval}", self.times[i])
+            tasks.append(self.cuts[k])
+        for i in (i for number in tasks for i in self.index.tasks[number]):
+            if self.folded[i] or not self.graph.operations[i].repeatable:
+                continue
+            if end == k + 1:
+                make = self.program.fraction if self._continuous else self.program.binary
+                recomputed[i] = make(f"recomputed_{k}", self.times[i])
+            else:
+                recomputed[i] = self.program.fraction(f"recomputed_{k}_{end}")
+                terms = [(step[i], 1.0) for step in steps if i in step]
+                self.program.at_least(f"again_{k}_{end}", [*terms, (recomputed[i], -1.0)], 0)
 
     def _add_bytes(self, k: int, budget: int) -> None:
         """Live storages, the outputs of the cut's operation and its workspace fit the budget."""
@@ -277,50 +295,44 @@ class CutRelaxation:
     def _produced_bytes(self, i: int) -> int:
         return self.index.allocated_bytes[i] + self.graph.operations[i].workspace_bytes
 
-    def _add_reads(self, k: int) -> None:
-        """What runs between a cut and the next finds its inputs: live, recomputed, or first computed in between."""
+    def _add_reads(self, k: int, end: int) -> set[int]:
+        """What runs between two cuts finds its inputs: live, recomputed, or first computed in between.
+
+        Returns the tensors that every schedule reads there.
+        """
         reads = [
-            (tensor, demand, end)
-            for i, demand, end in self._demands(k)
+            (tensor, demand)
+            for i, demand in self._demands(k, end)
             for tensor in self._with_bases(self.inputs[i])
             if tensor in self.saved[k]
         ]
-        required = {tensor for tensor, demand, end in reads if end == k + 1 and demand == _ONE}
+        required = {tensor for tensor, demand in reads if demand == _ONE}
+        if end == len(self.cuts):
+            required |= self.results & self.saved[k].keys()
         for tensor in sorted(required):
-            self._at_least(f"required_{k}", self._available(tensor, k, k + 1), _ONE)
-        for tensor, demand, end in reads:
+            self._at_least(f"required_{k}", self._available(tensor, k, end), _ONE)
+        for tensor, demand in reads:
             if tensor not in required:
                 self._at_least(f"read_{k}", self._available(tensor, k, end), demand)
-        self._required.append(required)
+        return required
 
-    def _demands(self, k: int) -> Iterator[tuple[int, _Sum, int]]:
-        """Yield operations, how often (0 or 1) each runs after cut k for what is live then, and before which cut."""
-        last = len(self.cuts)
-        for i, recomputed in self.recomputed[k + 1].items():
+    def _demands(self, k: int, end: int) -> Iterator[tuple[int, _Sum]]:
+        """Yield operations, and how often (0 or 1) each runs between two cuts."""
+        for i, recomputed in self.recomputed[k, end].items():
             if self.index.task_of[i] not in self.has_run[k]:
-                yield i, _term(recomputed), k + 1
-        for number, variable in self.has_run[k].items():
+                yield i, _term(recomputed)
+        for number in self.has_run[k]:
             i = self.index.tasks[number][0]
-            now, then = _term(variable), self._state(k + 1, number)
-            assert then is not None
-            demand = then.plus(now, -1.0)
-            if i in self.recomputed[k + 1]:
-                demand = demand.plus(_term(self.recomputed[k + 1][i]))
-            yield i, demand, k + 1
-            if then.terms:
-                yield i, _ONE.plus(now, -1.0), last
+            demand = self._first_run_between(number, k, end)
+            if i in self.recomputed[k, end]:
+                demand = demand.plus(_term(self.recomputed[k, end][i]))
+            yield i, demand
         for number in bits(self.after[k]):
-            then = self._state(k + 1, number)
-            if then == _ZERO:
-                continue  # its inputs are live at the next cut or recomputed after it
+            then = self._state(end, number)
+            if then is None or then == _ZERO:
+                continue
             for i in self.index.tasks[number]:
-                if i in self.first_run:
-                    yield i, _term(self.first_run[i]), k + 1 if then == _ONE else last
-                    continue
-                if then is not None:
-                    yield i, then, k + 1
-                if then != _ONE:
-                    yield i, _ONE, last
+                yield i, _term(self.first_run[i]) if i in self.first_run else then
 
     def _state(self, k: int, number: int) -> _Sum | None:
         """Return whether a task has run before cut k (the end, after the last), or None if the program does not say."""
@@ -331,46 +343,37 @@ class CutRelaxation:
         variable = self.has_run[k].get(number)
         return None if variable is None else _term(variable)
 
+    def _first_run_between(self, number: int, k: int, end: int) -> _Sum:
+        """Return whether a task without precedence to the cut's first runs between two cuts."""
+        then = self._state(end, number)
+        assert then is not None
+        return then.plus(_term(self.has_run[k][number]), -1.0)
+
     def _available(self, tensor: int, k: int, end: int) -> _Sum:
-        """Return the sum of: live at cut k, recomputed before cut `end`, first computed between them."""
+        """Return the sum of: live at cut k, recomputed between the cuts, first computed between them."""
+        recomputed = self.recomputed[k, end]
         row = _term(self.saved[k][tensor])
-        for j in range(k, end):
-            row = row.plus(self._recomputed_since(tensor, j))
+        for i in self.index.producers[tensor]:
+            if i in recomputed:
+                row = row.plus(_term(recomputed[i]))
         number = self._task_of(tensor)
-        if number in self.has_run[k]:
-            then = self._state(end, number)
-            assert then is not None
-            row = row.plus(then).plus(_term(self.has_run[k][number]), -1.0)
-        return row
+        return row.plus(self._first_run_between(number, k, end)) if number in self.has_run[k] else row
 
     def _at_least(self, name: str, row: _Sum, demand: _Sum) -> None:
         difference = row.plus(demand, -1.0)
         self.program.at_least(name, difference.terms, -difference.constant)
 
-    def _add_flow(self, k: int) -> None:
-        """A tensor that is live at a cut was live at the previous cut or has been computed since."""
-        for tensor, saved in self.saved[k].items():
+    def _add_flow(self, k: int, end: int, required: set[int]) -> None:
+        """A tensor that is live at a cut was live at an earlier one or has been computed since."""
+        for tensor, saved in self.saved[end].items() if end < len(self.cuts) else ():
             producers = self.index.producers[tensor]
-            if k > 0 and tensor in self.saved[k - 1]:
-                if tensor not in self._required[k - 1]:
-                    self._at_least(f"flow_{k}", self._available(tensor, k - 1, k), _term(saved))
+            if k >= 0 and tensor in self.saved[k]:
+                if tensor not in required:
+                    self._at_least(f"flow_{k}_{end}", self._available(tensor, k, end), _term(saved))
             elif any(i in self.first_run for i in producers):
-                runs = [self.first_run[i] for i in producers if i in self.first_run]
-                runs += [self.recomputed[j][i] for j in range(k + 1) for i in producers if i in self.recomputed[j]]
                 # A tensor that only some alternatives produce is live only if one of them has run.
-                self.program.at_most(f"produced_{k}", [(saved, 1.0), *((variable, -1.0) for variable in runs)], 0)
-
-    def _add_results(self) -> None:
-        """A result computed before the last cut is live at it or recomputed."""
-        last = len(self.cuts) - 1
-        for tensor in self.saved[last]:
-            if tensor in self.results and tensor not in self._required[last]:
-                self._at_least("result", self._available(tensor, last, last + 1), _ONE)
-
-    def _recomputed_since(self, tensor: int, k: int) -> _Sum:
-        """Return how often a tensor is recomputed between cut k and the next one."""
-        recomputed = self.recomputed[k + 1]
-        return _Sum(tuple((recomputed[i], 1.0) for i in self.index.producers[tensor] if i in recomputed))
+                runs = [of[i] for of in (self.first_run, self.recomputed[k, end]) for i in producers if i in of]
+                self.program.at_most(f"produced_{end}", [(saved, 1.0), *((variable, -1.0) for variable in runs)], 0)
 
     def _task_of(self, tensor: int) -> int:
         """Return the task that produces a tensor; -1 if it is resident."""

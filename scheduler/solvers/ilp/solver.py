@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from scheduler.errors import UnsuitableProblemError
-from scheduler.graph import Graph
 from scheduler.problem import Problem, working_set_bytes
-from scheduler.schedule import Schedule, first_runs, schedule_from_runs
+from scheduler.schedule import Schedule, first_runs
 from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.greedy import GreedySearch
 from scheduler.solvers.ilp.any_order import AnyOrderBound
+from scheduler.solvers.ilp.decoding import decode
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutRelaxation
-from scheduler.solvers.walk import Walk
 
 CLOSED_GAP = 1e-7
 """The search ends at this gap, or at that of the problem if it is larger."""
@@ -29,10 +28,12 @@ MOST_OPERATIONS = 20_000
 MOST_CUTS = 16
 PROGRAM_SHARE = 0.95
 """Share of the remaining time for one integer program; its bound holds even if it is stopped early."""
-FIRST_PROGRAM_SHARE = 0.5
-"""The same for the first program, where the bound over all orders still needs one."""
-GLOBAL_SHARE = 0.3
+SHARED_PROGRAM_SHARE = 0.5
+"""The same while the bound over all orders needs programs too."""
+GLOBAL_SHARE = 0.2
 """Share of the remaining time for a further cut of the bound over all orders."""
+IDLE_FACTOR = 2.0
+"""Time that did not raise a bound counts so many times when the two bounds take turns."""
 LEAST_GLOBAL_SECONDS = 1.0
 """Least time for that bound after the search."""
 _WINDOWS = 24
@@ -100,6 +101,7 @@ class _Search:
     cuts: list[int] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     gains: dict[int, float] = field(default_factory=dict)
+    _spent: dict[str, float] = field(default_factory=lambda: {"input order": 0.0, "any order": 0.0})
     _began: float = field(default_factory=clock.now)
 
     @cached_property
@@ -147,15 +149,18 @@ class _Search:
             return
         schedule, simulation = problem.save_everything, problem.baseline
         while len(self.cuts) < most_cuts and not self.deadline.passed:
+            if self._is_turn_of_any_order():
+                self._raise_global_bound()
+                continue
             cut = self._next_cut(schedule, simulation)
             if cut is None:
                 break
+            began, known = clock.now(), self.bound
             self.cuts.append(cut)
             chain = self.input_order.chain(self.cuts)
             answer = self._program(self.input_order, chain).solve(self._slice(), self._slack())
             self.bound = max(self.bound, answer.bound)
-            orders_agree = self._orders_agree(chain)
-            if orders_agree:
+            if self._orders_agree(chain):
                 self.global_bound = max(self.global_bound, answer.bound)
             self.deadline.report(self.proposal())
             if answer.infeasible or answer.live is None:
@@ -166,33 +171,43 @@ class _Search:
             self._repair(chain, answer.live)
             if self._closed() or not answer.exact:
                 break
-            if problem.reorder and not orders_agree:
-                self.deadline.report(self.proposal())
-                self._raise_global_bound()
+            self.deadline.report(self.proposal())
+            self._count("input order", began, self.bound > known)
         self.deadline.report(self.proposal())
         self._raise_global_bound_to_the_answer()
         self.messages.append(f"cuts: {len(self.cuts)}")
 
+    def _is_turn_of_any_order(self) -> bool:
+        """Return whether the bound over all orders gets the next program: the two share time by what has paid."""
+        if not self.problem.reorder or not self.cuts or self.any_order_bound.is_exhausted:
+            return False
+        spent = self._spent["any order"] <= self._spent["input order"]
+        return spent and not self._orders_agree(self.input_order.chain(self.cuts))
+
+    def _count(self, order: str, began: float, has_risen: bool) -> None:
+        self._spent[order] += (clock.now() - began) * (1.0 if has_risen else IDLE_FACTOR)
+
     def _raise_global_bound_to_the_answer(self) -> None:
-        """Add cuts to the bound over all orders while a gap is left: for as long as the search has taken."""
-        least = LEAST_GLOBAL_SECONDS if self.problem.reorder else 0.0
-        end = self.deadline.within(max(least, clock.now() - self._began))
-        for _ in range(MOST_CUTS if self.cuts else 0):
-            if self._is_closed_in_any_order() or self.any_order_bound.is_exhausted or end.passed:
-                break
+        """Add cuts to the bound over all orders while a gap is left.
+
+        If the answer is the best of its order, or no other is allowed, that takes as long as the search has.
+        """
+        end = self.deadline
+        if not self.problem.reorder or self._closed():
+            least = LEAST_GLOBAL_SECONDS if self.problem.reorder else 0.0
+            end = self.deadline.within(max(least, clock.now() - self._began))
+        while self.cuts and not (self._is_closed_in_any_order() or self.any_order_bound.is_exhausted or end.passed):
             self._raise_global_bound(end)
 
     def _raise_global_bound(self, deadline: Deadline | None = None) -> None:
-        """Add a cut to the bound over all orders; if none raises its relaxation, use those of the input order."""
-        deadline = deadline or self.deadline
-        share = 1.0 if not self.any_order_bound.cuts else GLOBAL_SHARE
-        limit = deadline.within(share * deadline.remaining)
-        self.any_order_bound.add_cut(self.cuts, limit, self._slack())
-        self.global_bound = max(self.global_bound, self.any_order_bound.bound)
-        if self.any_order_bound.is_exhausted:
-            answer = self._program(self.any_order, self.any_order.chain(self.cuts)).solve(limit, self._slack())
-            self.global_bound = max(self.global_bound, answer.bound)
+        """Solve a program of the bound over all orders, whose points are answers too."""
+        deadline, began, bound = deadline or self.deadline, clock.now(), self.any_order_bound
+        share, known = GLOBAL_SHARE if bound.cuts else 1.0, bound.bound
+        for schedule in bound.raise_bound(self.cuts, deadline.within(share * deadline.remaining), self._slack()):
+            self._keep_if_better(schedule)
+        self.global_bound = max(self.global_bound, bound.bound)
         self.bound = max(self.bound, self.global_bound)
+        self._count("any order", began, bound.bound > known)
         self.deadline.report(self.proposal())
 
     def _is_closed_in_any_order(self) -> bool:
@@ -214,7 +229,8 @@ class _Search:
         return CutRelaxation(self.problem.graph, precedence, chain, budgets, self.deadline)
 
     def _slice(self) -> Deadline:
-        share = FIRST_PROGRAM_SHARE if self.problem.reorder and len(self.cuts) == 1 else PROGRAM_SHARE
+        waits = self.problem.reorder and not self.any_order_bound.is_exhausted
+        share = SHARED_PROGRAM_SHARE if waits else PROGRAM_SHARE
         return self.deadline.within(max(1.0, share * self.deadline.remaining))
 
     def _slack(self) -> float:
@@ -297,34 +313,3 @@ class _Search:
         answer = self._program(self.input_order, chain).solve(deadline.within(deadline.remaining / 3))
         self.bound = max(self.bound, answer.bound)
         return answer.bound
-
-
-def decode(graph: Graph, chain: Sequence[int], live: Sequence[frozenset[int]]) -> Schedule:
-    """Return the schedule that keeps exactly these tensors at the cuts.
-
-    A walk follows the input order. At a cut it recomputes the tensors to keep and drops the
-    others; before each operation it recomputes the missing inputs.
-
-    Parameters
-    ----------
-    graph : Graph
-    chain : sequence of int
-        Tasks, ascending.
-    live : sequence of frozenset of int
-        Tensors to keep when each task first runs.
-    """
-    index = graph.index
-    keep = dict(zip(chain, live, strict=True))
-    walk = Walk(graph)
-    computed: set[int] = set()
-    for i in index.defaults:
-        task = index.task_of[i]
-        if task in keep:
-            # A tensor that was never computed is left to its readers: forward tasks may not first run this late.
-            walk.ensure(t for t in keep[task] if t in computed and walk.can_compute(t))
-            walk.keep_only(keep[task])
-        begun = len(walk.runs)
-        walk.run(i)
-        computed.update(t for run in walk.runs[begun:] for t in index.outputs[run])
-    walk.ensure(t for t, result in enumerate(index.is_result) if result)
-    return schedule_from_runs(graph, walk.runs)

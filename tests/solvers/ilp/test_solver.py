@@ -144,7 +144,7 @@ def test_cuts_from_another_budget_save_trials(monkeypatch: pytest.MonkeyPatch) -
         try_pairs(self, tasks)
 
     monkeypatch.setattr(_Search, "_try_pairs", counted)
-    budget = parse_budget("40%", graph)
+    budget = parse_budget("45%", graph)
     with FakeClock(seconds_per_look=0.02):
         alone = propose(Problem(graph, budget), deadline=Deadline(80), seed=0)
     trials = len(tried)
