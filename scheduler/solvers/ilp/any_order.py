@@ -107,7 +107,7 @@ class AnyOrderBound:
         """Return what a chain promises: its relaxed bound; of about equal ones, a short one, where a point exceeds."""
         places = [self._exceeded.index(task) for task in chain if task in self._exceeded]
         place = min(places, default=len(self._exceeded))
-        return round(self._relaxed[chain] / self.problem.least_time, 4), -len(chain), -place
+        return round(self._relaxed[chain] / (self.problem.least_time or 1.0), 4), -len(chain), -place
 
     def _keep(self, chain: tuple[int, ...]) -> None:
         self.cuts, self._exceeded, self._has_risen = list(chain), self._tried[chain][1], False

@@ -179,7 +179,7 @@ class _Search:
 
     def _is_turn_of_any_order(self) -> bool:
         """Return whether the bound over all orders gets the next program: the two share time by what has paid."""
-        if not self.problem.reorder or not self.cuts or self.any_order_bound.is_exhausted:
+        if not self.problem.reorder or not self.cuts or self.infeasible or self._is_any_order_exhausted:
             return False
         spent = self._spent["any order"] <= self._spent["input order"]
         return spent and not self._orders_agree(self.input_order.chain(self.cuts))
@@ -188,16 +188,15 @@ class _Search:
         self._spent[order] += (clock.now() - began) * (1.0 if has_risen else IDLE_FACTOR)
 
     def _raise_global_bound_to_the_answer(self) -> None:
-        """Add cuts to the bound over all orders while a gap is left.
-
-        If the answer is the best of its order, or no other is allowed, that takes as long as the search has.
-        """
-        end = self.deadline
-        if not self.problem.reorder or self._closed():
-            least = LEAST_GLOBAL_SECONDS if self.problem.reorder else 0.0
-            end = self.deadline.within(max(least, clock.now() - self._began))
-        while self.cuts and not (self._is_closed_in_any_order() or self.any_order_bound.is_exhausted or end.passed):
+        """Add cuts to the bound over all orders while a gap is left: for as long as the search has taken."""
+        least = LEAST_GLOBAL_SECONDS if self.problem.reorder else 0.0
+        end = self.deadline.within(max(least, clock.now() - self._began))
+        while self.cuts and not (self._is_closed_in_any_order() or self._is_any_order_exhausted or end.passed):
             self._raise_global_bound(end)
+
+    @property
+    def _is_any_order_exhausted(self) -> bool:
+        return self.any_order_bound.is_exhausted or len(self.any_order_bound.cuts) >= MOST_CUTS
 
     def _raise_global_bound(self, deadline: Deadline | None = None) -> None:
         """Solve a program of the bound over all orders, whose points are answers too."""
@@ -229,7 +228,7 @@ class _Search:
         return CutRelaxation(self.problem.graph, precedence, chain, budgets, self.deadline)
 
     def _slice(self) -> Deadline:
-        waits = self.problem.reorder and not self.any_order_bound.is_exhausted
+        waits = self.problem.reorder and not self._is_any_order_exhausted
         share = SHARED_PROGRAM_SHARE if waits else PROGRAM_SHARE
         return self.deadline.within(max(1.0, share * self.deadline.remaining))
 
