@@ -37,8 +37,10 @@ class AutoSettings:
         Solvers that answer in milliseconds to seconds.
     uncompiled_solvers, uncompiled_chain_solvers : tuple of str
         Solvers that answer as quickly without compiled kernels, for graphs and for chains.
-    one_cut_share : float
-        Share of the remaining time for the first integer program of `ilp`, if a gap is enough.
+    few_cuts : int
+        Number of cuts of the first integer programs of `ilp`, if a gap is enough.
+    few_cuts_share : float
+        Share of the remaining time for them.
     hierarchical_operations : int
         From so many operations on, `hierarchical` runs if `ilp` has not finished alone.
     hierarchical_first_operations : int
@@ -67,7 +69,8 @@ class AutoSettings:
     quick_solvers: tuple[str, ...] = ("save-all", "greedy", "segments")
     uncompiled_solvers: tuple[str, ...] = ("save-all", "segments")
     uncompiled_chain_solvers: tuple[str, ...] = ("save-all", "segments", "greedy-segments")
-    one_cut_share: float = 0.4
+    few_cuts: int = 4
+    few_cuts_share: float = 0.4
     hierarchical_operations: int = 500
     hierarchical_first_operations: int = 3_000
     hierarchical_only_operations: int = 30_000
@@ -89,8 +92,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return the best answer of several solvers, with the best bounds of all of them.
 
     The stages are in `STAGES`; `print(*STAGES, sep="\\n")` shows them. If an answer within a gap
-    is enough, methods that need no compiled kernels come first, with one integer program for
-    the bound. Chains go to `dp` next. Otherwise the quick methods give a first answer, and
+    is enough, methods that need no compiled kernels come first, with a few integer programs
+    for the bound. Chains go to `dp` next. Otherwise the quick methods give a first answer, and
     `ilp` proves it or finds a better one. Where a gap remains, `hierarchical` and `anneal`
     search as well. Deep networks go to `hierarchical` first, which is the last stage if it
     proves its answer.
@@ -265,7 +268,7 @@ class _Policy:
             self._consult(_bound_chain, self.first_round)
         for name in settings.uncompiled_solvers if chain is None else settings.uncompiled_chain_solvers:
             self._ask(name, self.first_round)
-        self._consult(_solve_one_cut, self.first_round, settings.one_cut_share)
+        self._consult(_solve_few_cuts, self.first_round, settings.few_cuts_share)
 
     def solve_chain(self) -> None:
         """Run `dp` on a chain."""
@@ -371,9 +374,9 @@ def _bound_chain(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal
     return Proposal(None, "persistent", bound, bound, infeasible=math.isinf(bound))
 
 
-def _solve_one_cut(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-    """Return what `ilp` finds with its first integer program."""
-    return ilp.propose_with_cuts(problem, deadline, most_cuts=1)
+def _solve_few_cuts(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+    """Return what `ilp` finds with its first integer programs, without compiled kernels."""
+    return ilp.propose_with_cuts(problem, deadline, SETTINGS.few_cuts, repair=False)
 
 
 @dataclass(frozen=True)
@@ -403,7 +406,7 @@ STAGES = (
     Stage(("eviction walk",), "if these take much longer than the plain step", _Policy.walk_within_budget),
     Stage(
         tuple(dict.fromkeys((*SETTINGS.uncompiled_solvers, *SETTINGS.uncompiled_chain_solvers, "ilp"))),
-        'if an answer within a gap is enough, `ilp` with one cut; "greedy-segments" for chains only',
+        'if an answer within a gap is enough, `ilp` with few cuts; "greedy-segments" for chains only',
         _Policy.answer_quickly,
     ),
     Stage(("dp",), "chains of layers", _Policy.solve_chain),

@@ -68,8 +68,10 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     return propose_with_cuts(problem, deadline, MOST_CUTS)
 
 
-def propose_with_cuts(problem: Problem, deadline: Deadline, most_cuts: int) -> Proposal:
+def propose_with_cuts(problem: Problem, deadline: Deadline, most_cuts: int, *, repair: bool = True) -> Proposal:
     """Return what `propose` finds with at most so many cuts.
+
+    Without `repair`, points that do not fit are not repaired by the greedy search, which needs compiled kernels.
 
     Raises
     ------
@@ -81,7 +83,7 @@ def propose_with_cuts(problem: Problem, deadline: Deadline, most_cuts: int) -> P
         raise UnsuitableProblemError(
             f'"ilp" needs a graph of at most {MOST_OPERATIONS} operations, got {count}: use "auto" or "greedy"'
         )
-    found = _Search(problem, deadline)
+    found = _Search(problem, deadline, repair)
     found.run(most_cuts)
     if found.bound == math.inf and not found.infeasible:
         found.messages.append("proven: no schedule fits in the input order; another order may")
@@ -94,6 +96,7 @@ class _Search:
 
     problem: Problem
     deadline: Deadline
+    repair: bool = True
     best: Schedule | None = None
     best_time: float = math.inf
     bound: float = 0.0
@@ -168,7 +171,8 @@ class _Search:
             schedule, simulation = self._decode(chain, answer.live)
             if self._closed():
                 break
-            self._repair(chain, answer.live)
+            if self.repair:
+                self._repair(chain, answer.live)
             if self._closed() or not answer.exact:
                 break
             self.deadline.report(self.proposal())
