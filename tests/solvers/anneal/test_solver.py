@@ -190,10 +190,10 @@ def test_the_time_limit_holds_on_thousands_of_operations() -> None:
 
 
 def test_an_interrupt_returns_the_best_schedule_so_far() -> None:
-    # The time limit would come at the 2000th look.
+    # The time limit would come at the 2000th look. The walkers' threads look until the main thread gets the signal.
     with FakeClock(seconds_per_look=0.01, at_look={40: partial(os.kill, os.getpid(), signal.SIGINT)}) as fake:
         solution = sc.solve(conv_net(40), "50%", solver="anneal", time_limit=20)
-        assert 40 <= fake.looks < 60
+        assert 40 <= fake.looks < 140
     assert solution.schedule is not None
 
 
