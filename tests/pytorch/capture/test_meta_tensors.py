@@ -92,6 +92,26 @@ def test_a_model_without_data_is_not_trained(without_data: str, granularity: str
         checkpointed(model, "60%", (x,), loss=torch.sum, granularity=granularity)
 
 
+class _Refusing(nn.Module):
+    """Makes a tensor that does not depend on its parameters, uses it with one, and refuses its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added = self.positions(torch.arange(4, device=self.positions.weight.device))
+        raise ValueError(f"the first token is missing in a tensor of {(x + added).dim()} dimensions")
+
+
+@pytest.mark.parametrize("without_data", WITHOUT_DATA)
+def test_a_model_that_fails_by_itself_says_why_without_data_too(without_data: str) -> None:
+    with WITHOUT_DATA[without_data]():
+        model, x = _Refusing(), torch.zeros(4, 4)
+    with pytest.raises(CaptureError, match="the first token is missing in a tensor of 2 dimensions"):
+        trace(model, (x,), costs="flops")
+
+
 def test_a_real_model_is_not_trained_on_arguments_without_data() -> None:
     with pytest.raises(CaptureError, match=r'a tensor of shape \(2, 4\) is on device "meta"'):
         checkpointed(nn.Linear(4, 4), "60%", (torch.zeros(2, 4, device="meta"),), loss=torch.sum)

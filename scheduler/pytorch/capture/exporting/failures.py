@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -15,7 +16,7 @@ from scheduler.pytorch.guards.read_names import MOST_ENTRIES
 from scheduler.pytorch.source_lines import line_of_error
 from scheduler.pytorch.torch_private import pytree
 from scheduler.pytorch.torch_private.operators import schema_of
-from scheduler.pytorch.torch_private.tensors import has_data, is_traceable_wrapper_subclass
+from scheduler.pytorch.torch_private.tensors import fake_mode_of, has_data, is_traceable_wrapper_subclass
 
 
 def check_module(module: object, tensors: Sequence[Tensor]) -> None:
@@ -98,7 +99,10 @@ def check_runs(
     modules = list(modules)
     before = _shapes(modules)
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    with kept_state(modules, tensors), torch.no_grad():
+    parameters = (parameter for module in modules for parameter in module.parameters())
+    # Operators take no fake tensors together with those that a model makes, unless these are fake too.
+    mode = next((mode for tensor in (*tensors, *parameters) if (mode := fake_mode_of(tensor)) is not None), None)
+    with kept_state(modules, tensors), torch.no_grad(), mode or contextlib.nullcontext():
         try:
             run(*args, **kwargs)
         except (torch.OutOfMemoryError, SchedulerError):
