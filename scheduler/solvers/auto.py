@@ -257,7 +257,7 @@ class _Policy:
         It takes some milliseconds, and runs however little time is left.
         """
         if self.settings.slow_start * self.problem.baseline.time < self.best.time < math.inf:
-            self.best.offer(EvictionWalks(self.problem.graph).fitting(self.problem.budget_bytes))
+            self._walk()
 
     def answer_quickly(self) -> None:
         """Look for an answer within the problem's gap by methods that need no compiled kernels."""
@@ -290,7 +290,7 @@ class _Policy:
         for name in self.settings.quick_solvers:
             self._ask(name, self.first_round)
         if not (self.best.is_final or self.first_round.passed):
-            self.best.offer(EvictionWalks(self.problem.graph).fitting(self.problem.budget_bytes))
+            self._walk()
 
     def find_smallest_peak(self) -> None:
         """Look for the smallest peak if no schedule fits so far."""
@@ -337,6 +337,10 @@ class _Policy:
         more = settings.other_orders_ratio * (now - self._started) * min(1.0, gain / settings.other_orders_full_gain)
         self._other_orders_end = min(self._other_orders_end, now + settings.other_orders_least_seconds + more)
         return deadline.within(self._other_orders_end - now)
+
+    def _walk(self) -> None:
+        """Offer the schedule of a walk that evicts when memory is short."""
+        self.best.offer(EvictionWalks(self.problem.graph).fitting(self.problem.budget_bytes))
 
     def _ask(self, solver: str, deadline: Deadline, share: float = 1.0) -> None:
         """Take over the answer of a solver in a share of the time."""
