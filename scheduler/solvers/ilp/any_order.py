@@ -38,8 +38,9 @@ class AnyOrderBound:
 
     At the peak of the save-everything step, much may run before as well as after: gradients of
     parameters, for instance. A cut bounds best at a task that nearly all others must precede
-    or follow, such as the last ones of the forward phase; which of them, linear relaxations
-    tell in milliseconds each.
+    or follow, such as the last ones of the forward phase. Linear relaxations rank the candidates,
+    in milliseconds each; integer programs try those that promise most, and each ends as soon as
+    one of its points shows that it cannot raise the bound. The best one becomes the next cut.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class AnyOrderBound:
     cuts : list of int
         Tasks, each before the next.
     is_exhausted : bool
-        Whether no further cut raises the bound.
+        Whether every candidate for the next cut has been tried, and none is left.
     """
 
     def __init__(self, problem: Problem, precedence: Precedence) -> None:
