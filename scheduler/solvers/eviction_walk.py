@@ -9,6 +9,7 @@ Kirisame et al. 2021, "Dynamic Tensor Rematerialization"; here the next uses are
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,21 @@ _MOST_ATTEMPTS = 8
 """Attempts at one operation of the order, each after evicting what its inputs can be recomputed without."""
 
 
+class Eviction(Enum):
+    """What a walk evicts when memory is short.
+
+    For RUNS and TIME it is what has the most bytes times steps until its next use, per
+    recomputation. None of the three is best on every graph.
+    """
+
+    RUNS = auto()
+    """Recomputations are counted."""
+    TIME = auto()
+    """Recomputations count by their time, and each as much as an average operation on top."""
+    NEXT_USE = auto()
+    """What is used last."""
+
+
 class EvictionWalks:
     """Walks through the input order of a graph, within any number of bytes.
 
@@ -40,8 +56,14 @@ class EvictionWalks:
         self.graph = graph
         self._arrays = graph_arrays(graph)
         self._uses = _uses(self._arrays)
+        time = self._arrays.time
+        self._run_cost = {
+            Eviction.RUNS: np.ones_like(time),
+            Eviction.TIME: time + time[self._arrays.order].sum() / max(1, len(self._arrays.order)),
+            Eviction.NEXT_USE: np.zeros_like(time),
+        }
 
-    def within(self, budget_bytes: int, *, by_cost: bool) -> Schedule | None:
+    def within(self, budget_bytes: int, eviction: Eviction) -> Schedule | None:
         """Return the schedule of a walk; None if it fails.
 
         Parameters
@@ -49,29 +71,34 @@ class EvictionWalks:
         budget_bytes : int
             The walk fails if it cannot evict enough to stay within these, resident tensors
             included. Its peak may be larger where two copies of one storage are live.
-        by_cost : bool
-            Whether to evict what has the most bytes times steps until its next use per operation
-            that recomputes it, rather than what is used last.
+        eviction : Eviction
         """
         free_bytes = budget_bytes - self.graph.resident_bytes
         most_runs = _MOST_RUNS_PER_OPERATION * len(self._arrays.order) + 1000
-        runs, count = _walk(self._arrays, self._uses, free_bytes, by_cost, most_runs)
+        runs, count = _walk(self._arrays, self._uses, free_bytes, self._run_cost[eviction], most_runs)
         return None if count < 0 else schedule_from_runs(self.graph, runs[:count].tolist())
 
     def fitting(self, budget_bytes: int) -> Schedule | None:
-        """Return the schedule of a walk that evicts by cost and whose peak fits the budget; None if there is none.
+        """Return the fastest schedule of walks that evict by cost and whose peak fits; None if there is none.
 
-        While the peak is larger than what the walk stayed within, it walks again within as much
+        While the peak is larger than what a walk stayed within, it walks again within as much
         less, a few times.
         """
+        found = [self._fitting(budget_bytes, eviction) for eviction in (Eviction.RUNS, Eviction.TIME)]
+        fitting = [entry for entry in found if entry is not None]
+        return min(fitting, key=lambda entry: entry[0])[1] if fitting else None
+
+    def _fitting(self, budget_bytes: int, eviction: Eviction) -> tuple[float, Schedule] | None:
+        """Return the time of a schedule that fits, and the schedule."""
         within = budget_bytes
         for _ in range(_MOST_WALKS):
-            schedule = self.within(within, by_cost=True)
+            schedule = self.within(within, eviction)
             if schedule is None:
                 return None
-            excess = simulate(self.graph, schedule).peak_bytes - budget_bytes
+            simulation = simulate(self.graph, schedule)
+            excess = simulation.peak_bytes - budget_bytes
             if excess <= 0:
-                return schedule
+                return simulation.time, schedule
             within -= excess
         return None
 
@@ -151,8 +178,10 @@ class _State(NamedTuple):
     marked : ndarray of bool, shape (operations,)
         Operations to recompute in the present step.
     stack : ndarray of int64
+    run_cost : ndarray of float64, shape (operations,)
+        What each run counts.
     cost : ndarray of float64, shape (tensors,)
-        About how many operations recompute each evicted tensor.
+        About what the operations that recompute each evicted tensor count.
     counts : ndarray of int64
         By `_RUNS`, `_LIVE` and `_BYTES`: numbers of runs and of live storages, and live bytes.
     """
@@ -166,6 +195,7 @@ class _State(NamedTuple):
     runs: Ints
     marked: Flags
     stack: Ints
+    run_cost: Floats
     cost: Floats
     counts: Ints
 
@@ -174,7 +204,7 @@ _RUNS, _LIVE, _BYTES = range(3)
 
 
 @compiled()
-def _walk(graph, uses, budget, by_cost, most_runs):  # type: ignore[no-untyped-def]
+def _walk(graph, uses, budget, run_cost, most_runs):  # type: ignore[no-untyped-def]
     """Return the runs of a walk, and their number; -1 if it fails."""
     tensors, storages, operations = graph.storage.shape[0], graph.storage_bytes.shape[0], graph.time.shape[0]
     s = _State(
@@ -187,19 +217,20 @@ def _walk(graph, uses, budget, by_cost, most_runs):  # type: ignore[no-untyped-d
         runs=np.empty(most_runs, dtype=np.int64),
         marked=np.zeros(operations, dtype=np.bool_),
         stack=np.empty(operations + 1, dtype=np.int64),
+        run_cost=run_cost,
         cost=np.zeros(tensors, dtype=np.float64),
         counts=np.zeros(3, dtype=np.int64),
     )
     steps = graph.order.shape[0]
     for step in range(steps):
         first = graph.order[step]
-        failed = _run_with_inputs(graph, uses, s, first, step, budget, by_cost)
+        failed = _run_with_inputs(graph, uses, s, first, step, budget)
         attempts = 0
         while failed >= 0:
             attempts += 1
             if attempts > _MOST_ATTEMPTS or failed == first or not _evict_after(graph, s, failed, budget):
                 return s.runs, -1
-            failed = _run_with_inputs(graph, uses, s, first, step, budget, by_cost)
+            failed = _run_with_inputs(graph, uses, s, first, step, budget)
         for e in range(graph.input_start[first], graph.input_start[first + 1]):
             s.next_use[graph.inputs[e]] += 1
         for k in range(uses.end_start[step], uses.end_start[step + 1]):
@@ -208,13 +239,13 @@ def _walk(graph, uses, budget, by_cost, most_runs):  # type: ignore[no-untyped-d
 
 
 @compiled(inner=True)
-def _run_with_inputs(graph, uses, s, first, step, budget, by_cost):  # type: ignore[no-untyped-def]
+def _run_with_inputs(graph, uses, s, first, step, budget):  # type: ignore[no-untyped-def]
     """Run an operation of the order, after what is missing; return the operation that does not fit, or -1."""
     count = _mark_missing(graph, s, first)
     missing = np.sort(s.stack[:count])
     for k in range(count + 1):
         i = missing[k] if k < count else first
-        if not _run(graph, uses, s, i, step, budget, by_cost):
+        if not _run(graph, uses, s, i, step, budget):
             s.locks[:] = 0
             s.marked[:] = False
             return i
@@ -235,6 +266,7 @@ def _evict_after(graph, s, failed, budget):  # type: ignore[no-untyped-def]
                 chosen, size = t, graph.storage_bytes[graph.storage[t]]
         if chosen < 0:
             return found
+        s.cost[chosen] = _cost(graph, s, chosen)
         _remove(graph, s, chosen)
         found = True
     return found
@@ -261,14 +293,14 @@ def _mark_missing(graph, s, first):  # type: ignore[no-untyped-def]
 
 
 @compiled(inner=True)
-def _run(graph, uses, s, i, step, budget, by_cost):  # type: ignore[no-untyped-def]
+def _run(graph, uses, s, i, step, budget):  # type: ignore[no-untyped-def]
     """Run an operation, after evicting what does not fit; return False if it cannot run."""
     need = _new_bytes(graph, i)
     excess = s.counts[_BYTES] + need - budget
     if excess > 0 and excess > _evictable_bytes(graph, uses, s):
         return False
     while s.counts[_BYTES] + need > budget:
-        if not _evict_one(graph, uses, s, step, by_cost):
+        if not _evict_one(graph, uses, s, step):
             return False
     if s.counts[_RUNS] == s.runs.shape[0]:
         return False
@@ -358,22 +390,21 @@ def _evictable_bytes(graph, uses, s):  # type: ignore[no-untyped-def]
 
 
 @compiled(inner=True)
-def _evict_one(graph, uses, s, step, by_cost):  # type: ignore[no-untyped-def]
+def _evict_one(graph, uses, s, step):  # type: ignore[no-untyped-def]
     """Evict a storage with all its tensors; return False if none can be evicted."""
     chosen, best = -1, -1.0
     for k in range(s.counts[_LIVE]):
         storage = s.live[k]
         if not _is_evictable(graph, uses, s, storage):
             continue
-        steps, cost = graph.order.shape[0], 1.0
+        steps, cost = graph.order.shape[0], 0.0
         for place in range(uses.tensor_start[storage], uses.tensor_start[storage + 1]):
             t = uses.tensors[place]
             if s.available[t]:
                 if s.next_use[t] < uses.start[t + 1]:
                     steps = min(steps, uses.steps[s.next_use[t]] - step)
-                if by_cost:
-                    cost = max(cost, _cost(graph, s, t))
-        score = steps * graph.storage_bytes[storage] / cost if by_cost else float(steps)
+                cost = max(cost, _cost(graph, s, t))
+        score = steps * graph.storage_bytes[storage] / cost if cost > 0.0 else float(steps)
         if score > best:
             chosen, best = storage, score
     if chosen < 0:
@@ -388,9 +419,9 @@ def _evict_one(graph, uses, s, step, by_cost):  # type: ignore[no-untyped-def]
 
 @compiled(inner=True)
 def _cost(graph, s, t):  # type: ignore[no-untyped-def]
-    """Return about how many operations recompute a tensor."""
+    """Return about what the operations that recompute a tensor count."""
     i = graph.producer[t]
-    cost = 1.0
+    cost = s.run_cost[i]
     for e in range(graph.input_start[i], graph.input_start[i + 1]):
         if not s.available[graph.inputs[e]]:
             cost += s.cost[graph.inputs[e]]

@@ -186,14 +186,14 @@ class _PeakSearch:
         """Offer the schedules of walks that evict, by bisection for the least bytes within which they succeed."""
         with missing_package_explained("greedy"):
             # Imported on first use: `import scheduler` must not need numba.
-            from scheduler.solvers.eviction_walk import EvictionWalks
+            from scheduler.solvers.eviction_walk import Eviction, EvictionWalks
         walks = EvictionWalks(self.problem.graph)
         least = max(self.problem.floor.bytes, self.problem.budget_bytes)
         step = max(1, (self.problem.baseline.peak_bytes - least) // _SQUEEZE_STEPS)
-        for by_cost in (True, False):
+        for eviction in Eviction:
             budget, failed = least, least - 1
             while self.peak_bytes - failed > step and not (self.fits or self.deadline.passed):
-                schedule = walks.within(budget, by_cost=by_cost)
+                schedule = walks.within(budget, eviction)
                 if schedule is not None:
                     self.offer(schedule)
                 if schedule is None or self.peak_bytes > budget:

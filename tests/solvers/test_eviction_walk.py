@@ -9,38 +9,38 @@ from hypothesis import strategies as st
 import scheduler as sc
 from scheduler.problem import Problem
 from scheduler.schedule import follows_input_order
-from scheduler.solvers.eviction_walk import EvictionWalks
+from scheduler.solvers.eviction_walk import Eviction, EvictionWalks
 from tests.support import oracle
 from tests.support.strategies import graphs, joint_graphs
 from tests.support.training_graphs import uniform_chain
 
-EITHER = pytest.mark.parametrize("by_cost", [True, False])
+EVERY = pytest.mark.parametrize("eviction", Eviction)
 
 
-@EITHER
-def test_a_walk_succeeds_within_the_least_peak_of_a_chain_and_not_within_less(by_cost: bool) -> None:
+@EVERY
+def test_a_walk_succeeds_within_the_least_peak_of_a_chain_and_not_within_less(eviction: Eviction) -> None:
     graph = uniform_chain(5, size=1)
     least = oracle.least_peak(graph.to_dict())
     walks = EvictionWalks(graph)
-    found = walks.within(least, by_cost=by_cost)
+    found = walks.within(least, eviction)
     assert found is not None
     assert sc.simulate(graph, found).peak_bytes == least
-    assert walks.within(least - 1, by_cost=by_cost) is None
+    assert walks.within(least - 1, eviction) is None
 
 
-@EITHER
-def test_a_walk_within_the_peak_of_saving_everything_recomputes_nothing(by_cost: bool) -> None:
+@EVERY
+def test_a_walk_within_the_peak_of_saving_everything_recomputes_nothing(eviction: Eviction) -> None:
     problem = Problem(uniform_chain(6, size=1), 0)
-    found = EvictionWalks(problem.graph).within(problem.baseline.peak_bytes, by_cost=by_cost)
+    found = EvictionWalks(problem.graph).within(problem.baseline.peak_bytes, eviction)
     assert found is not None
     assert sc.simulate(problem.graph, found).time == problem.baseline.time
 
 
-@EITHER
-def test_a_walk_within_few_bytes_keeps_what_they_hold(by_cost: bool) -> None:
+@EVERY
+def test_a_walk_within_few_bytes_keeps_what_they_hold(eviction: Eviction) -> None:
     # Saving nothing runs the forward of 100 layers about 50 times; 24 sizes hold 20 saved outputs.
     graph = uniform_chain(100, size=1)
-    found = EvictionWalks(graph).within(24, by_cost=by_cost)
+    found = EvictionWalks(graph).within(24, eviction)
     assert found is not None
     simulation = sc.simulate(graph, found)
     assert simulation.peak_bytes <= 24
@@ -48,10 +48,10 @@ def test_a_walk_within_few_bytes_keeps_what_they_hold(by_cost: bool) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.one_of(graphs(), joint_graphs()), st.booleans(), st.floats(0.3, 1.0))
-def test_every_walk_is_a_true_schedule_in_the_input_order(graph: sc.Graph, by_cost: bool, share: float) -> None:
+@given(st.one_of(graphs(), joint_graphs()), st.sampled_from(Eviction), st.floats(0.3, 1.0))
+def test_every_walk_is_a_true_schedule_in_the_input_order(graph: sc.Graph, eviction: Eviction, share: float) -> None:
     problem = Problem(graph, 0)
-    found = EvictionWalks(graph).within(int(share * problem.baseline.peak_bytes), by_cost=by_cost)
+    found = EvictionWalks(graph).within(int(share * problem.baseline.peak_bytes), eviction)
     if found is not None:
         sc.simulate(graph, found)  # raises an error if it is not
         assert follows_input_order(graph, found)
@@ -62,8 +62,25 @@ def test_every_walk_is_a_true_schedule_in_the_input_order(graph: sc.Graph, by_co
 def test_a_fitting_walk_fits_and_is_found_wherever_the_first_walk_fits(graph: sc.Graph, share: float) -> None:
     budget = int(share * Problem(graph, 0).baseline.peak_bytes)
     walks = EvictionWalks(graph)
-    first, found = walks.within(budget, by_cost=True), walks.fitting(budget)
+    first, found = walks.within(budget, Eviction.RUNS), walks.fitting(budget)
     if found is not None:
         assert sc.simulate(graph, found).peak_bytes <= budget
     elif first is not None:
         assert sc.simulate(graph, first).peak_bytes > budget
+
+
+def test_what_is_dear_to_recompute_is_kept_where_times_count() -> None:
+    """Two tensors of one size are used again at the end; only one of them is in memory meanwhile."""
+    operations = [
+        sc.Operation("dear", [], ["dear"], 100.0),
+        sc.Operation("cheap", [], ["cheap"], 1.0),
+        sc.Operation("large", [], ["large"], 1.0),
+        sc.Operation("small", ["large"], ["small"], 1.0),
+        sc.Operation("y", ["cheap", "dear", "small"], ["y"], 1.0),
+    ]
+    sizes = {"dear": 4, "cheap": 4, "large": 5, "small": 1, "y": 1}
+    graph = sc.Graph(operations, [sc.Tensor(name, size) for name, size in sizes.items()], results=["y"])
+    found = EvictionWalks(graph).within(10, Eviction.TIME)
+    assert found is not None
+    assert sc.simulate(graph, found).recomputed == {"dear": 0, "cheap": 1, "large": 0, "small": 0, "y": 0}
+    assert EvictionWalks(graph).fitting(10) == found
