@@ -235,7 +235,7 @@ def test_processes_and_threads_give_the_table_of_one_process(tmp_path: Path) -> 
 def test_a_dask_cluster_gives_the_table_of_one_process() -> None:
     distributed = pytest.importorskip("distributed")
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         distributed.Client(cluster) as client,
         client.get_executor() as executor,
     ):

@@ -26,6 +26,7 @@ from scheduler.pytorch import backend, checkpointed, max_batch, measure, profile
 from scheduler.pytorch.integrations.planned_forward import PlannedForward
 from scheduler.pytorch.integrations.torch_checkpoint import layer_spans, selective_contexts
 from scheduler.pytorch.measurement.memory import FlopCounter, Measurement, resident_tensors, training_step
+from tests.support.fake_clock import FakeClock
 from tests.support.plans import plan_of_schedule
 from tests.support.pytorch.layered import check_layers, counted_calls, plan_of_layers
 from tests.support.pytorch.modules import Meets, Step
@@ -211,7 +212,8 @@ def test_no_division_into_segments_is_faster_than_the_proven_optimum():
 def test_the_tradeoff_of_memory_and_speed_is_one_curve_with_bounds():
     """microsoft/tensorflow-rematerialization#1: the speed that each memory saved costs."""
     graph = trace(network(), (batch(),), loss=mean_square, costs="flops")
-    rows = sc.frontier(graph, ["50%", "70%", "100%"], solver="greedy", time_limit=4.0).rows
+    with FakeClock(seconds_per_look=0.005):
+        rows = sc.frontier(graph, ["50%", "70%", "100%"], solver="greedy", time_limit=4.0).rows
     assert [row.peak_bytes <= row.budget_bytes for row in rows] == [True] * 3
     assert all(slow.overhead >= fast.overhead for slow, fast in itertools.pairwise(rows))
     assert rows[0].overhead > rows[2].overhead == 0
