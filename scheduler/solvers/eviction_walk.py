@@ -311,7 +311,8 @@ def _run(graph, uses, s, i, step, budget):  # type: ignore[no-untyped-def]
     for e in range(graph.input_start[i], graph.input_start[i + 1]):
         t = graph.inputs[e]
         s.locks[t] -= 1
-        _free_if_done(graph, uses, s, t, step)
+        if not graph.pinned[t]:  # what cannot run again lasts to the end of the step, of which this may be an attempt
+            _free_if_done(graph, uses, s, t, step)
     for k in range(graph.output_start[i], graph.output_start[i + 1]):
         _free_if_done(graph, uses, s, graph.outputs[k], step)
     return True

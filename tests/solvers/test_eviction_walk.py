@@ -84,3 +84,23 @@ def test_what_is_dear_to_recompute_is_kept_where_times_count() -> None:
     assert found is not None
     assert sc.simulate(graph, found).recomputed == {"dear": 0, "cheap": 1, "large": 0, "small": 0, "y": 0}
     assert EvictionWalks(graph).fitting(10) == found
+
+
+@EVERY
+def test_what_cannot_run_again_is_kept_while_a_step_is_attempted_twice(eviction: Eviction) -> None:
+    """For the last operation, "b" and "a" run again; where "a" does not fit next to "x", that must run again too."""
+    operations = [
+        sc.Operation("random", [], ["random"], 1.0, repeatable=False),
+        sc.Operation("b", ["random"], ["b"], 1.0),
+        sc.Operation("a", ["b"], ["a"], 1.0),
+        sc.Operation("x", ["random"], ["x"], 1.0),
+        sc.Operation("large", [], ["large"], 1.0),
+        sc.Operation("small", ["large"], ["small"], 1.0),
+        sc.Operation("y", ["a", "x", "small"], ["y"], 1.0),
+    ]
+    sizes = {"random": 1, "b": 3, "a": 2, "x": 2, "large": 3, "small": 1, "y": 1}
+    graph = sc.Graph(operations, [sc.Tensor(name, size) for name, size in sizes.items()], results=["y"])
+    found = [EvictionWalks(graph).within(budget, eviction) for budget in range(6, 10)]
+    assert found[-1] is not None
+    for schedule in filter(None, found):
+        sc.simulate(graph, schedule)  # raises an error if "random" runs again
