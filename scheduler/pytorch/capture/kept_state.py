@@ -226,5 +226,5 @@ def _view_of(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
 
 def _copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Return a copy on the CPU: the memory of the device is for the step."""
-    copied: torch.UntypedStorage = storage.clone() if storage.device.type == "cpu" else storage.cpu()  # type: ignore[no-untyped-call]
+    copied: torch.UntypedStorage = storage.clone() if storage.device.type == "cpu" else storage.cpu()
     return copied

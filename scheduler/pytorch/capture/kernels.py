@@ -21,12 +21,12 @@ from scheduler.pytorch.torch_private.operators import schema_of
 aten = torch.ops.aten
 _Result = TypeVar("_Result")
 
-_LIBRARY = torch.library.Library("scheduler", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
+_LIBRARY = torch.library.Library("scheduler", "FRAGMENT")
+_LIBRARY.define(
     "dropout(Tensor input, float p, float scale) -> (Tensor, Tensor)",
     tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag),
 )
-_LIBRARY.define(  # type: ignore[no-untyped-call]
+_LIBRARY.define(
     str(schema_of(aten.mkldnn_rnn_layer.default)).replace("aten::mkldnn_rnn_layer", "lstm_layer"),
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -59,8 +59,8 @@ def _lstm_layer(*args: object) -> tuple[Tensor, ...]:
         return aten.mkldnn_rnn_layer.default(*args)  # type: ignore[no-any-return]
 
 
-_LIBRARY.impl("dropout", _dropout, "CPU")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("lstm_layer", _lstm_layer, "CPU")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("dropout", _dropout, "CPU")
+_LIBRARY.impl("lstm_layer", _lstm_layer, "CPU")
 torch.library.register_fake("scheduler::dropout", _fake_dropout, lib=_LIBRARY)
 torch.library.register_autograd("scheduler::dropout", _dropout_backward, setup_context=_save_mask, lib=_LIBRARY)
 

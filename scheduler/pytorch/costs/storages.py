@@ -204,7 +204,7 @@ def _dense_bytes(value: Tensor) -> int:
 
 def _reduced_loss(node: fx.Node, _: StorageSizes) -> list[int | None]:
     """Storage of a loss that is reduced in memory for all of its terms."""
-    terms = torch.broadcast_tensors(*_given(node))[0]  # type: ignore[no-untyped-call]
+    terms = torch.broadcast_tensors(*_given(node))[0]
     return [terms.numel() * _returned(node)[0].element_size()]
 
 

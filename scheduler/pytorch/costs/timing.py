@@ -135,7 +135,7 @@ class Trials:
 
 def measure_rates() -> Rates:
     """Measure the speed of the machine's device; this takes a fraction of a second."""
-    device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+    device = "cuda" if torch.cuda.is_initialized() else "cpu"
     square, line = (torch.ones(shape, device=device) for shape in (_SQUARE, _LINE))
     with torch.no_grad():
         probes = [lambda: line.view(_LINE), lambda: torch.mm(square, square), lambda: torch.add(line, line)]
@@ -186,7 +186,7 @@ def interleaved_times(
         progress(1.0 if is_done else fraction, passed)
         if is_done:
             break
-    idle = 0.0 if torch.cuda.is_initialized() else _reading_seconds()  # type: ignore[no-untyped-call]
+    idle = 0.0 if torch.cuda.is_initialized() else _reading_seconds()
     found: list[list[list[float]]] = [[] for _ in functions]
     for runs, position in zip(samples, places, strict=True):
         found[position].append(runs)
@@ -212,11 +212,11 @@ def _reading_seconds() -> float:
 
 def _seconds(function: Callable[[], object]) -> float:
     """Return the time of one run; on CUDA with events around several runs in a row, as in a step."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         start = thread_seconds()
         function()
         return thread_seconds() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(_RUNS_BETWEEN_EVENTS):
         function()

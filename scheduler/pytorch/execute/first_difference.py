@@ -46,7 +46,7 @@ class _ModuleCall:
     end: int
 
 
-class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recording(TorchDispatchMode):
     """Notes the results of all operations and modules of a step.
 
     Parameters

@@ -134,7 +134,7 @@ def _global_states() -> Iterator[OutsideState]:
     yield _of_random("Python's random", random._inst)
     yield _of_numpy_legacy("numpy.random", np.random.get_state.__self__)  # type: ignore[attr-defined]
     yield _of_torch("the default generator of torch", torch.default_generator)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
         for number, generator in enumerate(torch.cuda.default_generators):
             yield _of_torch(f"the default generator of cuda:{number}", generator)
 

@@ -65,7 +65,7 @@ class TransformersCallback(TrainerCallback):
             kwargs["model"],
             self.budget,
             loss=_own_loss,
-            wrap=lambda loss: ModelOutput(loss=loss),  # type: ignore[no-untyped-call]
+            wrap=lambda loss: ModelOutput(loss=loss),
             optimizer=getattr(optimizer, "optimizer", optimizer),
             accumulate_gradients=args.gradient_accumulation_steps > 1,
             **with_buckets(self.options, kwargs["model"]),
@@ -86,7 +86,7 @@ class _ModelForward(PlannedForward):
     """The planned forward of a model that computes its own loss."""
 
     def plan(self, body: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> CheckpointedModule:
-        labels = find_labels(type(self.module))  # type: ignore[no-untyped-call]
+        labels = find_labels(type(self.module))
         if not any(kwargs.get(label) is not None for label in labels):
             raise InvalidOptionError(
                 f"the model is called with {sorted(kwargs)} and without labels ({', '.join(labels)}), so it does not"

@@ -216,7 +216,7 @@ def weigh_link(
     return found, gradients, accumulated.existing
 
 
-class _Scale(StorageTracker):  # type: ignore[no-untyped-call]
+class _Scale(StorageTracker):
     """A storage tracker that measures how much a single call adds at most."""
 
     def __init__(self, resident: set[int]) -> None:

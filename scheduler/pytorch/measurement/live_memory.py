@@ -43,7 +43,7 @@ class Failure:
     inputs: dict[int, int]
 
 
-class LiveMemory(StorageTracker):  # type: ignore[no-untyped-call]
+class LiveMemory(StorageTracker):
     """Count live storages, and note which module allocated each of them.
 
     Parameters

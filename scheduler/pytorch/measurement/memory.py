@@ -59,7 +59,7 @@ class Measurement:
         return None if self.baseline_seconds is None else self.seconds / self.baseline_seconds - 1
 
 
-class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageTracker(TorchDispatchMode):
     """Count the bytes of every storage that an operator returns while this mode is active.
 
     A storage counts once, from the operator that returns it until nothing refers to it any
@@ -112,7 +112,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._references.pop(key, None)
 
 
-class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FlopCounter(TorchDispatchMode):
     """Count the floating-point operations of every operator that has a known formula.
 
     Unlike torch's FlopCounterMode it does not track modules, so it also works inside custom
@@ -182,7 +182,7 @@ def training_step(
         outputs = module(*args, **(kwargs or {}))
         value: torch.Tensor = outputs if loss is None else loss(outputs)
         del outputs
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value.detach()
 
     return step
@@ -242,7 +242,7 @@ def measure(
 
 def now() -> float:
     """Return the clock in seconds after the device has finished its work."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
 

@@ -103,7 +103,7 @@ def _make(optimizer: str | MakeOptimizer, parameters: Sequence[nn.Parameter]) ->
     return made
 
 
-class _AnyValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _AnyValues(TorchDispatchMode):
     """Answer 1 where an optimizer reads the value of a tensor without data, such as a norm."""
 
     def __torch_dispatch__(

@@ -24,7 +24,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 def global_generators() -> list[torch.Generator]:
     """Return torch's global generators that are in use."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         return [torch.default_generator, *torch.cuda.default_generators]
     return [torch.default_generator]
 

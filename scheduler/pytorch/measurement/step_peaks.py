@@ -44,7 +44,7 @@ class AllocatorPeak:
         """Wait for the backward of what the forward returned."""
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(self._begin)  # type: ignore[no-untyped-call]
+                leaf.register_hook(self._begin)
 
     def _begin(self, _: Tensor) -> None:
         if self._is_first:

@@ -180,7 +180,7 @@ def _runs_flash(
     is_causal: bool,
 ) -> bool:
     """Return whether flash attention, or cuDNN's, which saves as much, can run (`use_flash_attention`)."""
-    is_enabled = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    is_enabled = torch.backends.cuda.flash_sdp_enabled()
     if mask is not None or not is_enabled or not _is_dense(query, key, value):
         return False
     size = query.shape[-1]
@@ -200,7 +200,7 @@ def _runs_flash(
 
 def _runs_efficient(device: Device, query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Return whether memory-efficient attention can run (`use_mem_efficient_attention`)."""
-    is_enabled = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
+    is_enabled = torch.backends.cuda.mem_efficient_sdp_enabled()
     if not is_enabled or not _is_dense(query, key, value):
         return False
     if not query.shape[-3] == key.shape[-3] == value.shape[-3]:

@@ -149,7 +149,7 @@ _ARGUMENTS = 0
 """The number for the memory of all arguments: they may be views of each other."""
 
 
-class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KnownValues(TorchDispatchMode):
     """Answer what reads the values of tensors that were computed from no tensor but known ones.
 
     A change of a known tensor in place makes it and its views unknown. What is a view of a known

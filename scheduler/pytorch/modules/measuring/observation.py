@@ -156,7 +156,7 @@ class Log:
             yield span, self.events[span.begin : end]
 
 
-class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Observer(TorchDispatchMode):
     """Write the log of a step while this mode is active.
 
     Parameters
@@ -380,7 +380,7 @@ class _DeviceClock(_Clock):
         self._events: list[tuple[Run, torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self, run: Run) -> None:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._events.append((run, begin, end))
         begin.record()
 

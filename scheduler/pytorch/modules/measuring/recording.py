@@ -243,7 +243,7 @@ class _Step:
                     value = self._forward()
                 follower.begin_backward()
                 _watch_nodes(value, follower)
-                value.backward()  # type: ignore[no-untyped-call]
+                value.backward()
         except Exception as error:
             if follower.recomputing is None:
                 raise
@@ -270,7 +270,7 @@ class _Step:
 
         for leaf in self._leaves:
             leaf.grad = None
-        handles = [leaf.register_post_accumulate_grad_hook(seen) for leaf in self._leaves]  # type: ignore[no-untyped-call]
+        handles = [leaf.register_post_accumulate_grad_hook(seen) for leaf in self._leaves]
         try:
             yield
         finally:

@@ -42,7 +42,7 @@ class _Result:
         return [version_of(leaf) for leaf in self.leaves if isinstance(leaf, Tensor)] != self.versions
 
 
-class KeepResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KeepResults(TorchDispatchMode):
     """Keep the results of the expensive operators that run while this mode is active.
 
     Attributes
@@ -80,7 +80,7 @@ class KeepResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self.results[position]
 
 
-class UseResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class UseResults(TorchDispatchMode):
     """Return kept results instead of running the expensive operators again, each once.
 
     Results that have been changed in place, or that have been used, are computed again.
