@@ -228,7 +228,7 @@ def _walk(graph, uses, budget, run_cost, most_runs):  # type: ignore[no-untyped-
         attempts = 0
         while failed >= 0:
             attempts += 1
-            if attempts > _MOST_ATTEMPTS or failed == first or not _evict_after(graph, s, failed, budget):
+            if attempts > _MOST_ATTEMPTS or failed == first or not _evict_after(graph, uses, s, failed, budget):
                 return s.runs, -1
             failed = _run_with_inputs(graph, uses, s, first, step, budget)
         for e in range(graph.input_start[first], graph.input_start[first + 1]):
@@ -254,22 +254,31 @@ def _run_with_inputs(graph, uses, s, first, step, budget):  # type: ignore[no-un
 
 
 @compiled(inner=True)
-def _evict_after(graph, s, failed, budget):  # type: ignore[no-untyped-def]
-    """Evict the largest of what was computed after an operation, until it fits; return whether anything was."""
+def _evict_after(graph, uses, s, failed, budget):  # type: ignore[no-untyped-def]
+    """Evict the largest storages computed after an operation, until it fits; return whether any was evicted."""
     found = False
     need = _new_bytes(graph, failed)
     while s.counts[_BYTES] + need > budget:
         chosen, size = -1, 0
-        for t in range(graph.storage.shape[0]):
-            evictable = s.available[t] and not graph.pinned[t] and not graph.is_result[t]
-            if evictable and graph.producer[t] > failed and graph.storage_bytes[graph.storage[t]] > size:
-                chosen, size = t, graph.storage_bytes[graph.storage[t]]
+        for storage in range(graph.storage_bytes.shape[0]):  # of equally large ones, the earliest
+            is_larger = s.held[storage] > 0 and graph.storage_bytes[storage] > size
+            if is_larger and _is_evictable(graph, uses, s, storage) and _is_after(graph, uses, s, storage, failed):
+                chosen, size = storage, graph.storage_bytes[storage]
         if chosen < 0:
             return found
-        s.cost[chosen] = _cost(graph, s, chosen)
-        _remove(graph, s, chosen)
+        _evict(graph, uses, s, chosen)
         found = True
     return found
+
+
+@compiled(inner=True)
+def _is_after(graph, uses, s, storage, i):  # type: ignore[no-untyped-def]
+    """Return whether a tensor that is available on a storage is computed after an operation."""
+    for place in range(uses.tensor_start[storage], uses.tensor_start[storage + 1]):
+        t = uses.tensors[place]
+        if s.available[t] and graph.producer[t] > i:
+            return True
+    return False
 
 
 @compiled(inner=True)
@@ -320,7 +329,10 @@ def _run(graph, uses, s, i, step, budget):  # type: ignore[no-untyped-def]
 
 @compiled(inner=True)
 def _new_bytes(graph, i):  # type: ignore[no-untyped-def]
-    """Return what a run allocates: new storages of its outputs, and its workspace."""
+    """Return what a run allocates: new storages of its outputs, and its workspace.
+
+    A storage on which another tensor is live counts too, since the run makes a second copy of it.
+    """
     need = graph.workspace_bytes[i]
     for k in range(graph.output_start[i], graph.output_start[i + 1]):
         storage = graph.storage[graph.outputs[k]]
@@ -410,12 +422,18 @@ def _evict_one(graph, uses, s, step):  # type: ignore[no-untyped-def]
             chosen, best = storage, score
     if chosen < 0:
         return False
-    for place in range(uses.tensor_start[chosen], uses.tensor_start[chosen + 1]):
+    _evict(graph, uses, s, chosen)
+    return True
+
+
+@compiled(inner=True)
+def _evict(graph, uses, s, storage):  # type: ignore[no-untyped-def]
+    """Free the tensors of a storage, and note what recomputing them would cost."""
+    for place in range(uses.tensor_start[storage], uses.tensor_start[storage + 1]):
         t = uses.tensors[place]
         if s.available[t]:
             s.cost[t] = _cost(graph, s, t)
             _remove(graph, s, t)
-    return True
 
 
 @compiled(inner=True)

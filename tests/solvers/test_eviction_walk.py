@@ -104,3 +104,23 @@ def test_what_cannot_run_again_is_kept_while_a_step_is_attempted_twice(eviction:
     assert found[-1] is not None
     for schedule in filter(None, found):
         sc.simulate(graph, schedule)  # raises an error if "random" runs again
+
+
+def test_a_storage_is_evicted_with_all_its_tensors_where_an_earlier_one_must_run_again_first() -> None:
+    """For the last operation "b" and "a" run again, next to which only one of the storages of "x" and "z" fits."""
+    operations = [
+        sc.Operation("b", [], ["b"], 1.0),
+        sc.Operation("a", ["b"], ["a"], 1.0),
+        sc.Operation("x", [], ["x", "of_x"], 100.0),
+        sc.Operation("z", [], ["z"], 100.0),
+        sc.Operation("large", [], ["large"], 1.0),
+        sc.Operation("small", ["large"], ["small"], 1.0),
+        sc.Operation("y", ["a", "x", "of_x", "z", "small"], ["y"], 1.0),
+    ]
+    sizes = {"b": 2, "a": 3, "x": 2, "z": 2, "of_x": 2, "large": 4, "small": 1, "y": 1}
+    tensors = [sc.Tensor(name, size, storage="x" if name == "of_x" else None) for name, size in sizes.items()]
+    graph = sc.Graph(operations, tensors, results=["y"])
+    found = EvictionWalks(graph).within(9, Eviction.TIME)
+    assert found is not None
+    recomputed = {"b": 1, "a": 1, "x": 1, "z": 0, "large": 0, "small": 0, "y": 0}
+    assert sc.simulate(graph, found).recomputed == recomputed
