@@ -10,7 +10,13 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from scheduler.pytorch.torch_private.profiler import AllocationFields, ProfilerEvent, RecordFunction, event_trees
+from scheduler.pytorch.torch_private.profiler import (
+    AllocationFields,
+    NamedRegion,
+    ProfilerEvent,
+    start_profile,
+    stop_profile,
+)
 
 Step = Callable[[], object]
 """One training step, that is, a forward and a backward; it clears old gradients itself."""
@@ -47,20 +53,19 @@ def peaks_of_regions(run: Callable[[], object], prefix: str) -> dict[str, int]:
 
     Regions are not nested in each other; a peak is counted as by `allocator_peaks`.
     """
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     older = torch.empty(1)
     with _native_stderr_closed():
-        profiler.start()
+        start_profile()
         # Of the blocks that are older than the profile, torch reports the first that is freed, and every thousandth.
         del older
     try:
         run()
     finally:
         with _native_stderr_closed():
-            profiler.stop()
+            events = stop_profile()
     spans: dict[str, ProfilerEvent] = {}
     allocations: list[Allocation] = []
-    for event in _with_children(event_trees(profiler)):
+    for event in _with_children(events):
         fields = event.extra_fields
         if isinstance(fields, AllocationFields):
             allocations.append((event.start_time_ns, fields.ptr, fields.alloc_size, fields.device.type == "cpu"))
@@ -72,7 +77,7 @@ def peaks_of_regions(run: Callable[[], object], prefix: str) -> dict[str, int]:
 
 def named_region(name: str, *, active: bool = True) -> AbstractContextManager[object]:
     """Return a context that the profiler sees under a name; it costs nothing if it is not active."""
-    return RecordFunction(name) if active else contextlib.nullcontext()
+    return NamedRegion(name) if active else contextlib.nullcontext()
 
 
 _STEP = "scheduler step "
