@@ -58,6 +58,9 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset"),
 }
 """Callables that hold other ones, and the attributes in which they do."""
+_WRAPPED = tuple(_WRAPPERS)
+_WITHOUT_CODE = (Tensor, str, bytes, int, float, complex, type(None))
+_CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
 
 
 class ReadNames:
@@ -102,12 +105,12 @@ class ReadNames:
 
     def _add(self, value: object) -> None:
         """Follow what a value leads to: code, and the objects that it holds under names that are read."""
-        if id(value) in self._seen or isinstance(value, Tensor | str | bytes | int | float | complex | None):
+        if id(value) in self._seen or isinstance(value, _WITHOUT_CODE):
             return
         self._seen[id(value)] = value
         if isinstance(value, FunctionType):
             self._waiting.append(value)
-        elif isinstance(value, tuple(_WRAPPERS)):
+        elif isinstance(value, _WRAPPED):
             for name in next(names for kind, names in _WRAPPERS.items() if isinstance(value, kind)):
                 self._add(getattr(value, name))
         elif isinstance(value, type):
@@ -116,7 +119,7 @@ class ReadNames:
         elif isinstance(value, ModuleType):
             if not is_library(value.__name__):
                 self._add_scope(vars(value))
-        elif isinstance(value, list | tuple | set | frozenset | deque | Mapping) and is_library(type(value).__module__):
+        elif isinstance(value, _CONTAINERS) and is_library(type(value).__module__):
             for entry in _entries(value):
                 self._add(entry)
         elif isinstance(value, operator.attrgetter | operator.methodcaller):
@@ -160,9 +163,10 @@ class ReadNames:
         known: tuple[int, ...] = ()
         while known != (len(self.names), len(self._scopes), len(self._codes)):
             known = (len(self.names), len(self._scopes), len(self._codes))
+            if self._pieces:
+                unread = set().union(*self._scopes.values()) - self.names
+                self.names.update(name for name in unread if any(piece in name for piece in self._pieces))
             for scope in [*self._scopes.values()]:
-                if self._pieces:
-                    self.names.update(name for name in scope if any(piece in name for piece in self._pieces))
                 if self._reads_everything and id(scope) in self._objects:
                     self.names.update(name for name in scope if name not in _OF_EVERY_MODULE)
                 for name in self.names.intersection(scope):

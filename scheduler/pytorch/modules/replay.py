@@ -48,8 +48,9 @@ class Replay:
         decision of the known ones; modules that it does not know follow the strictest decision of
         modules of their class whose names differ only in numbers, such as an expert that no example of the
         measured step reached. Without it, the last call with a decision is the last known one.
-    generators : sequence of OutsideState, optional
-        The random generators that the model can reach, where they are known already.
+    generators : callable, optional
+        Returns the random generators that the model can reach, where they are known already. They are
+        searched for when a call is first recomputed otherwise.
 
     Raises
     ------
@@ -63,7 +64,7 @@ class Replay:
         decisions: Iterable[Decision],
         *,
         calls: Mapping[str, int] | None = None,
-        generators: Sequence[OutsideState] | None = None,
+        generators: Callable[[], Sequence[OutsideState]] | None = None,
     ) -> None:
         self.model = model
         self.decisions = frozenset(decisions)
@@ -78,7 +79,7 @@ class Replay:
             _check_spans(module, planned)
         if calls is not None:
             self._plan_siblings(calls)
-        self._generators = _own_generators(model) if generators is None else generators
+        self._generators = generators or functools.cache(functools.partial(_own_generators, model))
         self._changing: ChangingBuffers = {}
         self._inside: dict[nn.Module, list[nn.Module]] = {}
         self._parts: dict[nn.Module, Parts] = {}
@@ -130,7 +131,7 @@ class Replay:
 
     def state_of(self, name: str, parts: Parts) -> CallState:
         """Return the state that a call of the module with this name, which has these parts, finds now."""
-        return CallState(parts, name, self._generators, self._changing)
+        return CallState(parts, name, self._generators(), self._changing)
 
     def decide(self, module: nn.Module, number: int) -> tuple[Decision | None, tuple[Part, ...]]:
         """Return the decision for a call of a planned module, None if it is not recomputed, and those in its spans."""

@@ -197,7 +197,7 @@ class _Step:
         calls = Calls(observer, saving.pack, self._generators)
         buffers, changing = self._buffers(observer)
         # While it is followed, planned modules inside the model follow no plan of their own.
-        unplanned = Replay(self._model, (), generators=self._generators)
+        unplanned = Replay(self._model, (), generators=lambda: self._generators)
         try:
             with (
                 saved_tensors_hooks(saving.pack, saving.unpack),
@@ -234,7 +234,7 @@ class _Step:
         self._reset()
         seen = {(call.module, call.number): position for position, call in enumerate(forward.calls.seen)}
         again = [Decision(one.module, one.number) for one in decisions]
-        replay = Replay(self._model, again, generators=self._generators)
+        replay = Replay(self._model, again, generators=lambda: self._generators)
         observer = Observer([tensor for tensor, _ in self._named.values()], self._device, profiled=profiled)
         follower = Follower(observer, forward.calls, [seen[one.module, one.number] for one in decisions])
         try:
