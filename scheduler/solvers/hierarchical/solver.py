@@ -25,8 +25,10 @@ MOST_KINDS = 16
 """Most distinct blocks that are solved one by one."""
 MODE_LIMITS = 24
 """Number of steps from keeping nothing to keeping everything in a block; each step looks for one mode."""
+_BLOCKS_SHARE = 0.6
+"""Share of the time for blocks, where segments of time can follow."""
 _SEGMENTS_SHARE = 0.5
-"""Share of the time for segments of time."""
+"""Share of the remaining time for segments of time."""
 _CUT_SHARE = 0.6
 """Share of the remaining time for the cut at the peak."""
 _MODES_SHARE = 0.5
@@ -49,13 +51,14 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     forward runs that keep nothing. Simulation shows how far memory on the chain is from that
     of the network, and the chain's budget is adjusted until the network's budget is met.
     A long network without blocks, or with too many distinct ones, such as an unrolled recurrent
-    one, is divided into segments of time instead (`TimeSegments`).
+    one, is divided into segments of time instead (`TimeSegments`); and so is one whose blocks
+    leave a gap, such as two recurrent layers of which the second reads all that the first wrote.
 
     Guarantee: the bounds hold for every schedule; the schedule is optimal in the input order
     if its time equals the bound, as it usually does down to half of the memory. When: deep
     networks that separate into blocks, up to 10^5 operations, and long ones. Cost: a hundred
     small integer programs per distinct block, and a dynamic program over the blocks; one to
-    seven integer programs over a long network. Memory: at most 512 MiB
+    ten integer programs over a long network. Memory: at most 512 MiB
     and 8 KiB an operation. Reference: after the hierarchical approach of Zhao et al. 2023
     (Rockmate), arXiv 2307.01236.
 
@@ -115,28 +118,29 @@ class _Search:
         return is_close_enough(self.problem, self.best_time, self.bound)
 
     def run(self) -> None:
-        """Solve the distinct blocks, or segments of time where too many blocks are distinct."""
-        if self.is_long:
+        """Solve the distinct blocks, unless too many are distinct, and segments of time where that leaves a gap."""
+        suits = TimeSegments.suits(self.problem.graph)
+        if not self.is_long:
+            self._solve_blocks(self.deadline.within((_BLOCKS_SHARE if suits else 1.0) * self.deadline.remaining))
+        if suits and not self.closed and not math.isinf(self.bound):
             segments = TimeSegments(self.problem)
             segments.run(self.deadline.within(_SEGMENTS_SHARE * self.deadline.remaining), self._offer)
             self.bound = max(self.bound, segments.bound)
-        else:
-            self._solve_blocks()
 
-    def _solve_blocks(self) -> None:
+    def _solve_blocks(self, deadline: Deadline) -> None:
         """Solve the cut and decode its answer; if that is not optimal, search over the chain of blocks."""
         begun = clock.now()
         cut = OneCut(self.problem, self.parts, self.frontiers, at_peak=True)
-        cut.run(self.deadline.within(_CUT_SHARE * self.deadline.remaining))
+        cut.run(deadline.within(_CUT_SHARE * deadline.remaining))
         self.bound = cut.bound
         self._offer(cut.schedule())
-        self.deadline.report(Proposal(self.best, "input order", self.bound))
+        deadline.report(Proposal(self.best, "input order", self.bound))
         if not self.closed and not math.isinf(self.bound):
-            self._search_chain()
+            self._search_chain(deadline)
         enough = self.problem.gap > 0 and self.closed
-        if self.problem.reorder and not enough and not self.deadline.passed:
+        if self.problem.reorder and not enough and not deadline.passed:
             free = OneCut(self.problem, self.parts, self.frontiers, at_peak=False)
-            free.run(self.deadline.within(_ANY_ORDER_SHARE * (clock.now() - begun)), self.best_time)
+            free.run(deadline.within(_ANY_ORDER_SHARE * (clock.now() - begun)), self.best_time)
             self.global_bound = free.bound
 
     def _offer(self, schedule: Schedule | None) -> int:
@@ -148,16 +152,16 @@ class _Search:
             self.best, self.best_time = schedule, simulation.time
         return simulation.peak_bytes
 
-    def _search_chain(self) -> None:
+    def _search_chain(self, deadline: Deadline) -> None:
         """Bisect the chain's budget for the best schedule that fits the network's budget."""
-        chain = BlockChain(self.problem.graph, self.parts, self._modes())
+        chain = BlockChain(self.problem.graph, self.parts, self._modes(deadline))
         budget = self.problem.budget_bytes
         chain_budget = budget - self.problem.graph.resident_bytes - chain.passing_bytes
         fitting, failing, step = -math.inf, math.inf, 0
         for _ in range(_MOST_CHAIN_SOLUTIONS):
-            if self.closed or self.deadline.passed or failing - fitting <= _CHAIN_BUDGET_PRECISION * budget:
+            if self.closed or deadline.passed or failing - fitting <= _CHAIN_BUDGET_PRECISION * budget:
                 break
-            search = PrunedSearch(chain.chain, chain_budget, self.deadline)
+            search = PrunedSearch(chain.chain, chain_budget, deadline)
             schedule = search.run()
             if schedule is None:
                 if search.least_bytes <= chain_budget:
@@ -176,13 +180,13 @@ class _Search:
                 lower = max(search.least_bytes, chain_budget - step)
                 chain_budget = int((failing + fitting) / 2) if fitting > -math.inf else lower
 
-    def _modes(self) -> dict[int, BlockModes]:
+    def _modes(self, deadline: Deadline) -> dict[int, BlockModes]:
         """Return the modes of each distinct block, by id of its graph."""
         graphs = {id(part.graph): part for part in self.parts}
         modes: dict[int, BlockModes] = {}
-        deadline = self.deadline.within(_MODES_SHARE * self.deadline.remaining)
+        limit = deadline.within(_MODES_SHARE * deadline.remaining)
         for left, (key, part) in zip(range(len(graphs), 0, -1), graphs.items(), strict=True):
-            share = deadline.within(deadline.remaining / left)
+            share = limit.within(limit.remaining / left)
             cut = self.frontiers.setdefault(key, CutFrontier(part.graph, part.graph.index.task_of[part.marker]))
             modes[key] = BlockModes(part.graph, cut)
             modes[key].sample((cut.most_bytes * k // MODE_LIMITS for k in range(MODE_LIMITS + 1)), share)

@@ -4,7 +4,9 @@ At one cut, the peak of the save-everything step, an integer program says how ma
 recompute, but not when: a program that drops a recurrent state everywhere leaves nothing to
 rebuild it from but the beginning, all at once and right after the cut. So the program must keep
 the few tensors that cross between segments of the forward, and prefers to recompute what the
-backward reads late. Each segment is then rebuilt by itself, when memory is free again.
+backward reads late. Each segment is then rebuilt by itself, when memory is free again. Where
+memory stays high for longer, as between the two loops of a bidirectional network, a second cut
+says what may be live then.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 from scheduler.graph import Graph
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, first_runs
+from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.decoding import decode
 from scheduler.solvers.ilp.precedence import Precedence
@@ -25,10 +28,14 @@ from scheduler.solvers.ilp.views import fold_views
 
 LEAST_OPERATIONS = 1_000
 """Fewest operations for which time is divided into segments."""
-SEGMENTS = (8, 16)
-"""Number of segments in the first program, and in all further ones."""
-MOST_PROGRAMS = 6
+SEGMENTS, LEAST_SEGMENTS = 16, 4
+"""Number of segments at first, and at last: half as many are tried wherever nothing fits with their tensors kept."""
+MOST_PROGRAMS = 8
 """Most programs with kept tensors."""
+MOST_CUTS = 2
+"""Most cuts in one program: three take ten times as long as two, and bound the time hardly better."""
+_LEAST_DISTANCE = 0.05
+"""Least distance between two cuts, as a share of all tasks."""
 _LEAST_STEP = 0.002
 """Least share of the budget by which the limit at the cut is lowered."""
 _BOUND_SLACK, _SLACK = 0.005, 0.01
@@ -40,9 +47,10 @@ _PROGRAM_SHARE = 0.4
 
 
 class TimeSegments:
-    """Integer programs at the peak of the save-everything step: one for a bound, then some with segments of time.
+    """Integer programs over a few cuts: first the peak of the save-everything step, then where schedules exceed.
 
-    Where the decoded schedule exceeds the budget, the next program gets a lower limit.
+    Where a decoded schedule exceeds the budget far from all cuts, the next program gets a cut
+    there; where it does so near a cut, a lower limit at that cut.
 
     Parameters
     ----------
@@ -59,8 +67,7 @@ class TimeSegments:
         self.problem = problem
         self.bound = problem.least_time
         self._precedence = Precedence(problem.graph, reorder=False)
-        self._cut = _peak_task(problem)
-        self._limit = problem.budget_bytes
+        self._limits = {_peak_task(problem): problem.budget_bytes}
 
     @staticmethod
     def suits(graph: Graph) -> bool:
@@ -69,28 +76,54 @@ class TimeSegments:
         return has_backward and LEAST_OPERATIONS <= len(graph.operations) <= MOST_OPERATIONS
 
     def run(self, deadline: Deadline, offer: Callable[[Schedule], int]) -> None:
-        """Offer schedules, until one with kept tensors fits or time is up."""
-        problem = self.problem
+        """Offer schedules, until one with kept tensors fits or time is up; then bound the time at all cuts."""
+        problem, segments = self.problem, SEGMENTS
+        fits = self._solve_for_bound(deadline, offer)
+        for _ in range(MOST_PROGRAMS):
+            if fits or deadline.passed or segments < LEAST_SEGMENTS:
+                break
+            program = self._program()
+            self._keep(program, separators(problem.graph, segments))
+            schedule = self._decode(self._solve(program, deadline, _SLACK))
+            if schedule is None:
+                segments //= 2
+                continue
+            fits = offer(schedule) <= problem.budget_bytes
+            if not fits:
+                self._tighten(schedule)
+        if len(self._limits) > 1 and not deadline.passed:
+            self._limits = dict.fromkeys(self._limits, problem.budget_bytes)
+            self._solve_for_bound(deadline, offer)
+
+    def _solve_for_bound(self, deadline: Deadline, offer: Callable[[Schedule], int]) -> bool:
+        """Raise the bound by a program without kept tensors, and return whether its schedule fits, or none does."""
         answer = self._solve(self._program(), deadline, _BOUND_SLACK)
         self.bound = max(self.bound, answer.bound)
-        for number in range(MOST_PROGRAMS + 1):
-            if answer.live is None:
-                return
-            peak = offer(decode(problem.graph, [self._cut], answer.live))
-            if peak <= problem.budget_bytes or deadline.passed:
-                return
-            if number > 0:
-                self._limit -= max(peak - problem.budget_bytes, int(_LEAST_STEP * problem.budget_bytes))
-            program = self._program()
-            self._keep(program, separators(problem.graph, SEGMENTS[min(number, len(SEGMENTS) - 1)]))
-            answer = self._solve(program, deadline, _SLACK)
+        schedule = self._decode(answer)
+        return answer.infeasible or (schedule is not None and offer(schedule) <= self.problem.budget_bytes)
+
+    def _tighten(self, schedule: Schedule) -> None:
+        """Add a cut where the schedule exceeds the budget most, or lower the limit of a cut that is near."""
+        graph, budget = self.problem.graph, self.problem.budget_bytes
+        memory, runs = simulate(graph, schedule).memory, first_runs(graph, schedule)
+        worst = int(memory.argmax())
+        task = _task_at(runs, worst)
+        nearest = min(self._limits, key=lambda cut: abs(cut - task))
+        if abs(nearest - task) >= _LEAST_DISTANCE * len(graph.index.tasks) and len(self._limits) < MOST_CUTS:
+            self._limits[task] = budget
+        else:
+            self._limits[nearest] -= max(int(memory[worst]) - budget, int(_LEAST_STEP * budget))
 
     def _program(self) -> CutRelaxation:
-        return CutRelaxation(self.problem.graph, self._precedence, [self._cut], [self._limit])
+        cuts = sorted(self._limits)
+        return CutRelaxation(self.problem.graph, self._precedence, cuts, [self._limits[cut] for cut in cuts])
 
     def _solve(self, program: CutRelaxation, deadline: Deadline, slack: float) -> CutAnswer:
         share = deadline.within(_PROGRAM_SHARE * deadline.remaining)
         return program.solve(share, max(slack, self.problem.gap) * self.problem.least_time)
+
+    def _decode(self, answer: CutAnswer) -> Schedule | None:
+        return None if answer.live is None else decode(self.problem.graph, sorted(self._limits), answer.live)
 
     def _keep(self, program: CutRelaxation, kept: frozenset[int]) -> None:
         """Keep tensors at the cuts, and recompute rather what is read late."""
@@ -102,14 +135,13 @@ class TimeSegments:
     def _prefer_late(self, program: CutRelaxation, kept: frozenset[int]) -> None:
         """Make recomputations cheaper the later the backward reads what they lead to."""
         graph = self.problem.graph
-        cut = graph.index.tasks[self._cut][0]
-        reads = _first_reads(graph, program.inputs, cut, kept)
-        length = len(graph.operations) - cut
-        factor = {
-            variable.name: 1.0 - _PREFERENCE * (reads[i] - cut) / length
-            for recomputed in program.recomputed.values()
-            for i, variable in recomputed.items()
-        }
+        factor: dict[str, float] = {}
+        for k, task in enumerate(program.cuts):
+            cut = graph.index.tasks[task][0]
+            reads = _first_reads(graph, program.inputs, cut, kept)
+            length = len(graph.operations) - cut
+            for i, variable in program.recomputed[k, k + 1].items():
+                factor[variable.name] = 1.0 - _PREFERENCE * (reads[i] - cut) / length
         costs = program.program.cost
         costs[:] = [(variable, cost * factor.get(variable.name, 1.0)) for variable, cost in costs]
 
@@ -117,8 +149,10 @@ class TimeSegments:
 def separators(graph: Graph, segments: int) -> frozenset[int]:
     """Return the tensors that cross from one segment of the forward to the next, and are read soon after.
 
-    Of the places near each border, the one with the fewest such bytes is taken. Tensors that
-    live for longer than a segment do not count: they separate nothing.
+    Of the places near each border, the one with the fewest such bytes is taken. A tensor that is
+    not read for a segment counts as free from then on: what reads it later, such as another
+    layer's loop over time, does not rebuild these segments. Tensors that are read again and
+    again for longer than a segment do not count: they separate nothing.
 
     Parameters
     ----------
@@ -129,12 +163,14 @@ def separators(graph: Graph, segments: int) -> frozenset[int]:
     index, root = graph.index, fold_views(graph, free=True).root
     forward = [i for i in index.defaults if graph.operations[i].phase == "forward"]
     made = {t: place for place, i in enumerate(forward) for t in index.outputs[i] if root[t] == t}
-    last = {root[t]: place for place, i in enumerate(forward) for t in index.inputs[i] if root[t] in made}
     length = len(forward) // segments
+    last = dict(made)
+    for place, i in enumerate(forward):
+        last.update((t, place) for t in {root[t] for t in index.inputs[i]} if t in made and place - last[t] <= length)
     short = [
         (made[t], end, t, index.storage_bytes[index.storage_of[t]])
         for t, end in last.items()
-        if end - made[t] <= length and index.storage_bytes[index.storage_of[t]]
+        if made[t] < end <= made[t] + length and index.storage_bytes[index.storage_of[t]]
     ]
     crossing = np.zeros(len(forward) + 1, np.int64)
     for begin, end, _, size in short:
@@ -167,6 +203,9 @@ def _first_reads(graph: Graph, inputs: Sequence[Sequence[int]], cut: int, kept: 
 
 def _peak_task(problem: Problem) -> int:
     """Return the task that first runs where the save-everything step peaks, or the next one after it."""
-    firsts = first_runs(problem.graph, problem.save_everything)
-    peak = int(problem.baseline.memory.argmax())
-    return min(firsts, key=lambda task: (firsts[task] < peak, abs(firsts[task] - peak)))
+    return _task_at(first_runs(problem.graph, problem.save_everything), int(problem.baseline.memory.argmax()))
+
+
+def _task_at(firsts: dict[int, int], position: int) -> int:
+    """Return the task that first runs at a position of a schedule, or the next one after it."""
+    return min(firsts, key=lambda task: (firsts[task] < position, abs(firsts[task] - position)))

@@ -47,9 +47,47 @@ def unrolled(steps: int) -> sc.Graph:
     return sc.Graph([*forward, *loss, *reversed(backward)], tensors, resident=["state0"], results=["d1"])
 
 
-@pytest.mark.parametrize(("budget", "gap"), [("80%", 0.01), ("60%", 0.02), ("45%", 0.05)])
-def test_an_unrolled_network_gets_a_schedule_near_its_bound(budget: str, gap: float) -> None:
-    graph = unrolled(STEPS)
+def bidirectional(steps: int) -> sc.Graph:
+    """Return a training step of two recurrent nets, one for each direction of time, and a layer that reads both.
+
+    The states are read at the next step, and by the last layer when both loops are over. Its
+    backward writes a gradient for each step before either loop runs backward.
+    """
+    tensors = [sc.Tensor("zero", 0), sc.Tensor("loss", 1)]
+    loops: dict[str, list[sc.Operation]] = {"f": [], "b": []}
+    backward_loops: dict[str, list[sc.Operation]] = {"f": [], "b": []}
+    for way, operations in loops.items():
+        for k in range(steps):
+            before = f"{way}{k - 1}" if k else "zero"
+            after = [f"d{way}{k + 1}"] if k + 1 < steps else []
+            tensors += [sc.Tensor(f"gates_{way}{k}", 16), sc.Tensor(f"{way}{k}", 8), sc.Tensor(f"d{way}{k}", 8)]
+            operations += [
+                sc.Operation(f"gates_{way}{k}", [before], [f"gates_{way}{k}"], 3.0 + k / steps),
+                sc.Operation(f"{way}{k}", [f"gates_{way}{k}", before], [f"{way}{k}"], 1.0),
+            ]
+            place = k if way == "f" else steps - 1 - k
+            reads = [f"e{place}", f"gates_{way}{k}", before, *after]
+            backward_loops[way].insert(0, sc.Operation(f"d{way}{k}", reads, [f"d{way}{k}"], 6.0, phase="backward"))
+    last, first_gradients = [], []
+    for place in range(steps):
+        tensors += [sc.Tensor(f"y{place}", 1), sc.Tensor(f"e{place}", 8), sc.Tensor(f"w{place}", 0)]
+        states = [f"f{place}", f"b{steps - 1 - place}"]
+        last.append(sc.Operation(f"y{place}", states, [f"y{place}"], 1.0))
+        reads, made = ["loss", *states], [f"e{place}", f"w{place}"]
+        first_gradients.append(sc.Operation(f"e{place}", reads, made, 1.0, phase="backward"))
+    loss = sc.Operation("loss", [f"y{place}" for place in range(steps)], ["loss"], 1.0)
+    forward = [*loops["f"], *loops["b"], *last, loss]
+    backward = [*reversed(first_gradients), *backward_loops["b"], *backward_loops["f"]]
+    results = ["df0", "db0", *(f"w{place}" for place in range(steps))]
+    return sc.Graph([*forward, *backward], tensors, resident=["zero"], results=results)
+
+
+@pytest.mark.parametrize(
+    ("graph", "budget", "gap"),
+    [(unrolled(STEPS), "60%", 0.02), (unrolled(STEPS), "45%", 0.05), (bidirectional(130), "75%", 0.02)],
+    ids=["unrolled, 60%", "unrolled, 45%", "bidirectional, 75%"],
+)
+def test_a_long_network_gets_a_schedule_near_its_bound(graph: sc.Graph, budget: str, gap: float) -> None:
     problem = Problem(graph, parse_budget(budget, graph))
     proposal = propose(problem, deadline=Deadline(60), seed=0)
     assert proposal.schedule is not None
@@ -59,7 +97,7 @@ def test_an_unrolled_network_gets_a_schedule_near_its_bound(budget: str, gap: fl
 
 
 def test_the_bound_is_that_of_the_integer_program_at_the_peak() -> None:
-    graph = unrolled(STEPS)
+    graph = unrolled(STEPS // 2)
     problem = Problem(graph, parse_budget("60%", graph))
     segments = TimeSegments(problem)
     segments.run(Deadline(60), lambda schedule: problem.budget_bytes)
@@ -73,6 +111,13 @@ def test_segments_are_separated_by_the_state_alone() -> None:
     names = {graph.tensors[t].name for t in separators(graph, 8)}
     assert 7 <= len(names) <= 16
     assert all(name.startswith("state") for name in names)
+
+
+def test_a_state_that_is_read_again_after_the_loop_separates_segments() -> None:
+    graph = bidirectional(STEPS)
+    names = {graph.tensors[t].name for t in separators(graph, 8)}
+    assert {name[0] for name in names} >= {"f", "b"}
+    assert len(names) <= 16
 
 
 def test_segments_are_of_similar_length() -> None:
