@@ -29,7 +29,7 @@ from scheduler.pytorch.modules.recomputation.call_state import CallState, Changi
 from scheduler.pytorch.modules.recomputation.frozen_arguments import Arguments, freeze
 from scheduler.pytorch.modules.recomputation.kept_results import KeepResults, UseResults
 from scheduler.pytorch.modules.sequences import Part, arrange, calls_in_turn, children_in_turn
-from scheduler.pytorch.torch_private.autograd import determinism_check_of, is_transformed, stops_early
+from scheduler.pytorch.torch_private.autograd import determinism_check_of, is_transformed, saving_hook, stops_early
 from scheduler.pytorch.torch_private.modules import COMPILED_CALL
 
 Forward = Callable[..., object]
@@ -211,11 +211,24 @@ class _Run:
     replay : Replay
     counts : Counter
         How many calls of each planned module have begun.
+    hook : object
+        What autograd saves goes to this hook. Where it goes to another one, such as that of the model's
+        own activation checkpointing, nothing is recomputed: that would not find the decisions in the backward.
     """
 
     def __init__(self, replay: Replay, counts: Counter[nn.Module]) -> None:
         self.replay = replay
         self.counts = counts
+        self.hook = saving_hook()
+
+    @contextlib.contextmanager
+    def inside_region(self) -> Iterator[None]:
+        """Return a context for the first run of a call that is recomputed, whose hook is the one that counts."""
+        before, self.hook = self.hook, saving_hook()
+        try:
+            yield
+        finally:
+            self.hook = before
 
 
 class _Thread(threading.local):
@@ -244,6 +257,7 @@ class _Region:
         self._name = span_layer(decision.module, decision.span)
         self._module = module
         self._forward = forward
+        self._run = run
         self._replay = run.replay
         self._counts = run.counts.copy()
         self._decision = decision
@@ -262,7 +276,8 @@ class _Region:
         def call(*tensors: Tensor) -> object:
             if pending:
                 args, kwargs = pending.pop()
-                outputs = self._forward(*args, **kwargs)
+                with self._run.inside_region():
+                    outputs = self._forward(*args, **kwargs)
                 state.end()
                 return outputs
             args, kwargs = frozen.fill(tensors)
@@ -340,7 +355,7 @@ def _planned_forward(module: nn.Module, forward: Forward) -> Forward:
             return forward(*args, **kwargs)
         decision, parts = run.replay.decide(module, run.counts[module])
         run.counts[module] += 1
-        if not torch.is_grad_enabled() or is_transformed():
+        if not torch.is_grad_enabled() or is_transformed() or saving_hook() != run.hook:
             return forward(*args, **kwargs)
         called = _in_parts(module, forward, parts)
         return called(*args, **kwargs) if decision is None else _Region(module, called, run, decision).run(args, kwargs)

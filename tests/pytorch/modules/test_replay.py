@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from scheduler.errors import ExecutionError
 from scheduler.graph.decisions import Decision
@@ -122,6 +122,29 @@ def test_modules_that_were_not_measured_follow_the_decisions_for_others_of_their
             x = layer(x)
     x.sum().backward()
     assert runs == {"0": 2, "1": 1, "2": 2}
+
+
+class OwnCheckpoint(nn.Module):
+    """Recomputes a block itself, as `enable_gradient_checkpointing` of a diffusers model does."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+def test_calls_that_a_model_recomputes_itself_follow_no_decision() -> None:
+    runs: Counter[str] = Counter()
+    block = nn.Sequential(*(Counted(4, runs, str(i)) for i in range(3)))
+    model = nn.Sequential(OwnCheckpoint(block), Nested(runs))
+    x = torch.randn(3, 4)
+    plain = step(copy.deepcopy(model), None, x)
+    runs.clear()
+    planned = step(model, Replay(model, [Decision("0.block.1", 0), Decision("1.first", 0)]), x)
+    torch.testing.assert_close(planned, plain, rtol=0, atol=0)
+    assert runs == {"0": 2, "1": 2, "2": 2, "first.0": 2, "first.1": 2, "second.layer": 2}
 
 
 def test_the_model_is_left_as_it_was() -> None:
