@@ -100,6 +100,29 @@ def detection() -> Case:
     return Case(model.train(), batch, lambda losses: sum(losses.values()))  # type: ignore[arg-type, return-value]
 
 
+def diffusion() -> Case:
+    """Return a U-Net of diffusers with checkpoints of its own."""
+    import diffusers
+
+    model = diffusers.UNet2DModel(
+        sample_size=16,
+        layers_per_block=1,
+        block_out_channels=(16, 32),
+        norm_num_groups=8,
+        attention_head_dim=8,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+    model.enable_gradient_checkpointing()
+
+    def batch(seed: int) -> Batch:
+        generator = torch.Generator().manual_seed(seed)
+        noisy = torch.randn(2, 3, 16 + 8 * (seed % 2), 16, generator=generator)
+        return (), {"sample": noisy, "timestep": torch.randint(0, 1000, (2,), generator=generator)}
+
+    return Case(model.train(), batch, lambda out: out.sample.square().mean())  # type: ignore[attr-defined]
+
+
 MIXTURE = {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
 ENCODER_DECODER = {
     "d_model": 32,
@@ -123,4 +146,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "gat": lambda: graphs("GATConv", heads=2, concat=False, dropout=0.2),
     "adapters": adapted,
     "ssdlite": detection,
+    "diffusion with its own checkpoints": diffusion,
 }
