@@ -11,7 +11,7 @@ import contextlib
 import enum
 import functools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,9 +21,8 @@ from torch import Tensor
 from scheduler.pytorch.costs.timing import thread_seconds
 from scheduler.pytorch.measurement.allocator import named_region
 from scheduler.pytorch.measurement.rng import default_generator
-from scheduler.pytorch.modules.recomputation.kept_results import is_expensive, may_draw
+from scheduler.pytorch.modules.recomputation.kept_results import changed_arguments, is_expensive, may_draw
 from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
-from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
 from scheduler.pytorch.torch_private.tensors import parts_of, storage_id, storage_of
 
 OPERATOR = "scheduler operator "
@@ -244,8 +243,7 @@ class Observer(TorchDispatchMode):
         if known.is_expensive and known.may_draw and self.device_type == "cpu":
             run.state_bytes = default_generator(_CPU).get_state().nbytes
         run.read = self._find_all(_tensors((*args, *kwargs.values())))
-        if known.written:
-            run.changed = self._find_all(_tensors(_given(known.written, args, kwargs)))
+        run.changed = self._find_all(_tensors(changed_arguments(func, args, kwargs)))
         with named_region(f"{OPERATOR}{len(self.log.events)}") if self._profiled else _NO_REGION:
             self._clock.start(run)
             result = func(*args, **kwargs)
@@ -414,24 +412,12 @@ class _Facts(NamedTuple):
     ----------
     is_expensive, may_draw : bool
         Whether its results may be kept; whether it may draw random numbers.
-    written : tuple of (int, str)
-        Positions and names of the arguments that it changes in place.
     """
 
     is_expensive: bool
     may_draw: bool
-    written: tuple[tuple[int, str], ...]
 
 
 @functools.cache
 def _facts_of(operator: object) -> _Facts:
-    arguments = schema_of(operator).arguments if isinstance(operator, OpOverload) else ()
-    written = ((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
-    return _Facts(is_expensive(operator), may_draw(operator), tuple(written))
-
-
-def _given(
-    parameters: Iterable[tuple[int, str]], args: Sequence[object], kwargs: Mapping[str, object]
-) -> Iterator[object]:
-    """Yield the arguments at some positions, or with some names."""
-    return (args[position] if position < len(args) else kwargs.get(name) for position, name in parameters)
+    return _Facts(is_expensive(operator), may_draw(operator))

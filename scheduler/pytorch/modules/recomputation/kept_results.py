@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +14,9 @@ from scheduler.errors import ExecutionError
 from scheduler.pytorch.measurement.flop_formulas import has_formula
 from scheduler.pytorch.measurement.rng import default_generator
 from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
-from scheduler.pytorch.torch_private.operators import OpOverload
-from scheduler.pytorch.torch_private.pytree import TreeSpec, tree_flatten, tree_unflatten
-from scheduler.pytorch.torch_private.tensors import alias_of, version_of
+from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
+from scheduler.pytorch.torch_private.pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from scheduler.pytorch.torch_private.tensors import alias_of, storage_id, storage_of, version_of
 
 
 def is_expensive(operator: object) -> bool:
@@ -25,6 +27,19 @@ def is_expensive(operator: object) -> bool:
 def may_draw(operator: object) -> bool:
     """Return whether an operator may draw random numbers; the state of the generator is then kept with its results."""
     return isinstance(operator, OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def changed_arguments(operator: object, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
+    """Return the arguments that an operator changes in place."""
+    written = _written(operator)
+    return [args[position] if position < len(args) else kwargs.get(name) for position, name in written]
+
+
+@functools.cache
+def _written(operator: object) -> tuple[tuple[int, str], ...]:
+    """Return the positions and names of the arguments that an operator changes in place."""
+    arguments = schema_of(operator).arguments if isinstance(operator, OpOverload) else ()
+    return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 
 @dataclass
@@ -59,19 +74,28 @@ class KeepResults(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[OpOverload] = []
         self.results: dict[int, _Result] = {}
+        self._on_storage: defaultdict[int, list[int]] = defaultdict(list)
+        """The positions of the results that lie in each storage."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         returned = func(*args, **(kwargs or {}))
+        # Versions do not show changes of the views that `unsafe_chunk` returns, which the cells of GRU and LSTM change.
+        for storage in _storages(changed_arguments(func, args, kwargs or {})):
+            for position in self._on_storage.pop(storage, ()):
+                self.results.pop(position, None)
         if is_expensive(func):
             leaves, spec = tree_flatten(returned)
             kept = [alias_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             versions = [version_of(leaf) for leaf in kept if isinstance(leaf, Tensor)]
             self.results[len(self.operators)] = _Result(kept, spec, versions, _drawn_from(func, leaves))
+            for storage in _storages(kept):
+                self._on_storage[storage].append(len(self.operators))
             self.operators.append(func)
         return returned
 
     def __exit__(self, *args: object) -> None:
         super().__exit__(*args)  # type: ignore[no-untyped-call]
+        self._on_storage.clear()
         self.drop_changed()
 
     def drop_changed(self) -> None:
@@ -134,3 +158,9 @@ def _drawn_from(operator: OpOverload, returned: Sequence[object]) -> list[tuple[
         return []
     devices = {leaf.device for leaf in returned if isinstance(leaf, Tensor) and leaf.device.type in ("cpu", "cuda")}
     return [(generator, generator.get_state()) for generator in map(default_generator, devices)]
+
+
+def _storages(values: Sequence[object]) -> list[int]:
+    """Return the identities of the storages of nested tensors."""
+    found = (storage_of(value) for value in tree_leaves(values) if isinstance(value, Tensor))
+    return [storage_id(storage) for storage in found if storage is not None]

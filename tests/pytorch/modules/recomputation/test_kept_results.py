@@ -124,3 +124,23 @@ def test_another_route_in_the_recomputation_is_named() -> None:
         loss = model(torch.randn(3, 8)).sum()
     with pytest.raises(ExecutionError, match=r'recomputing a call of "0" runs aten\.mm'):
         loss.backward()
+
+
+def gated(y: Tensor) -> Tensor:
+    """Change a part of a result in place without changing its version, as the cells of GRU and LSTM do."""
+    gate, value = y.unsafe_chunk(2, 1)
+    return gate.sigmoid_() * value
+
+
+def test_results_that_change_without_a_new_version_are_computed_again() -> None:
+    assert compare(gated)["aten::addmm"] == 2
+
+
+def test_a_cell_that_keeps_expensive_results_has_the_gradients_of_a_plain_one() -> None:
+    torch.manual_seed(0)
+    cell, x = nn.GRUCell(4, 4), torch.randn(2, 4)
+    expected = torch.autograd.grad(cell(cell(x)).square().sum(), [*cell.parameters()])
+    model = nn.Sequential(cell, cell)
+    with Replay(model, [Decision("0", number, keeps_expensive=True) for number in range(2)]).following():
+        loss = model(x).square().sum()
+    assert all(map(torch.equal, torch.autograd.grad(loss, [*cell.parameters()]), expected))
