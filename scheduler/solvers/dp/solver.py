@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from scheduler.errors import UnsuitableProblemError
 from scheduler.graph.chain import Chain
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule
+from scheduler.simulator import simulate
 from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.dp.costs import ChainCosts, chain_costs, layer_kinds
@@ -15,6 +17,7 @@ from scheduler.solvers.dp.dynamic_program import whole_frontier
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.dp.pruned_search import PrunedSearch
 from scheduler.solvers.dp.two_passes import TwoPasses
+from scheduler.solvers.registry import load_solver
 
 WHOLE_FRONTIER_LAYERS = 100
 """Most layers for which the frontier of all budgets is computed at once."""
@@ -22,6 +25,9 @@ EXACT_LAYERS = 600
 """Most layers, if they differ, for which the exact program comes first."""
 CLOSE = 1e-4
 """Of so many different layers, a schedule with at most this gap is good enough."""
+_SEGMENT_SOLVERS = ("segments", "greedy-segments")
+_HURRIED_SECONDS, _SEGMENTS_SHARE = 0.25, 0.8
+"""With less time, schedules of segments come first, in this share of it."""
 _WHOLE_FRONTIER_SECONDS = 10.0
 """Time limit within which the whole frontier of that many layers is always computed."""
 
@@ -42,8 +48,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     layers share their work: 300 different layers take 1 to 3 s, 500 take 10 s, 1000 of few kinds
     4 s. It begins with schedules in which each layer runs forward at most twice, which take less
     than a second; of more than 600 different layers, such a schedule is returned if it is within
-    .01 % of a bound. Memory: at most 1024 MiB. When the time is up, it returns the best schedule
-    found so far and its bound.
+    .01 % of a bound. Where none of them fits, it begins with segments, on several levels.
+    Memory: at most 1024 MiB. When the time is up, it returns the best schedule found so far and
+    its bound.
 
     Reference: Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova 2019, "Optimal checkpointing
     for heterogeneous chains", arXiv 1911.13214, Theorem 1, with the memory limits of this
@@ -64,6 +71,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     if len(chain.layers) <= WHOLE_FRONTIER_LAYERS and deadline.remaining > _WHOLE_FRONTIER_SECONDS:
         schedule, bound, message = _from_frontier(chain, budget)
         return Proposal(schedule, "persistent", bound, global_bound, messages=(message,) if message else ())
+    segments = None
+    if deadline.remaining < _HURRIED_SECONDS:
+        segments = _segments(problem, deadline.within(_SEGMENTS_SHARE * deadline.remaining))
     passes = TwoPasses(chain, costs, budget, global_bound)
     passes.run(deadline)
     if passes.best is not None:
@@ -72,7 +82,14 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         if relative_gap(costs.time(passes.best.extra_time), passes.bound) <= enough:
             return quick
         deadline.report(quick)
-    return _by_search(problem, chain, deadline, passes)
+        return _by_search(problem, chain, deadline, passes)
+    # Whether the exact program finds any schedule in time is open: segments, on several levels, may fit.
+    segments = segments or _segments(problem, deadline)
+    if segments is not None:
+        deadline.report(Proposal(segments, "persistent", passes.bound, passes.bound))
+    found = _by_search(problem, chain, deadline, passes)
+    is_open = found.schedule is None and not math.isinf(found.bound)
+    return replace(found, schedule=segments) if is_open else found
 
 
 def chain_frontier(chain: Chain) -> list[tuple[int, float]]:
@@ -105,6 +122,18 @@ def _from_frontier(chain: Chain, budget: int) -> tuple[Schedule | None, float, s
 def _is_varied(costs: ChainCosts) -> bool:
     """Return whether at least half of the layers differ from all before them."""
     return 2 * len(set(layer_kinds(costs).tolist())) >= costs.layers
+
+
+def _segments(problem: Problem, deadline: Deadline) -> Schedule | None:
+    """Return the fastest schedule of segments that fits, all of which are persistent; None if none does."""
+    best, best_time = None, math.inf
+    for solver in _SEGMENT_SOLVERS:
+        schedule = load_solver(solver)(problem, deadline=deadline, seed=0).schedule
+        assert schedule is not None  # the one that exceeds the budget least, if none fits
+        simulation = simulate(problem.graph, schedule)
+        if simulation.peak_bytes <= problem.budget_bytes and simulation.time < best_time:
+            best, best_time = schedule, simulation.time
+    return best
 
 
 def _by_search(problem: Problem, chain: Chain, deadline: Deadline, known: TwoPasses) -> Proposal:
