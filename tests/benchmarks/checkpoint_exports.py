@@ -32,7 +32,7 @@ Step = Callable[[], object]
 def cost(module: nn.Module, case: ModelCase, forward: Callable[..., Tensor]) -> tuple[int, int]:
     """Peak in bytes beyond the resident ones, and FLOPs, of one step."""
     module.zero_grad()
-    with StorageTracker(resident_tensors(module, case.args)) as tracker, FlopCounter() as counter:
+    with FlopCounter() as counter, StorageTracker(resident_tensors(module, case.args)) as tracker:
         forward(*case.args).backward()
     return tracker.peak_bytes, counter.flops
 

@@ -28,7 +28,6 @@ from torch.nn import functional as F
 from scheduler.devices import Device
 from scheduler.planning.fit_answers import Fit
 from scheduler.planning.peak_contents import KINDS
-from scheduler.pytorch.measurement.memory import StorageTracker
 
 LLAMA_3_8B = {
     "model_type": "llama",
@@ -269,38 +268,13 @@ def _fit_here(name: str, batch: int | None, device: Device, seconds: float) -> t
 def _measured(name: str, batch: int) -> tuple[int, int]:
     """Return the peaks of the plain step of a listed model: of live storages, and the allocator's."""
     from scheduler.pytorch import measure, resident_tensors, training_step
-    from scheduler.pytorch.measurement.memory import storage_bytes
     from scheduler.pytorch.models.catalog import make_model
 
     case = make_model(name, batch_size=batch)
     step = training_step(case.module, case.args, case.kwargs, loss=case.loss)
     resident = resident_tensors(case.module, (case.args, case.kwargs))
     measured = measure(step, resident=resident, repeats=1)
-    with _AutogradTracker(resident) as tracker:
-        step()
-    return storage_bytes(resident) + tracker.peak_bytes, measured.allocator_peak_bytes
-
-
-class _AutogradTracker(StorageTracker):
-    """Count live storages as without a dispatch mode, under which autograd adds no gradients in place.
-
-    Without one, it does so where nothing else refers to the gradient that is there; the sum then
-    takes no memory of its own.
-    """
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        before = self.peak_bytes
-        spared = 0
-        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() != -1:
-            storage = args[0].untyped_storage()
-            # The sum's caller, its wrapper in Python and its arguments; a storage has its wrapper, too.
-            if args[0]._use_count() <= 4 and torch._C._storage_Use_Count(storage._cdata) <= 2:
-                spared = storage.nbytes()
-            del storage
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if spared:
-            self.peak_bytes = max(before, self.live_bytes - spared)
-        return result
+    return measured.live_peak_bytes, measured.allocator_peak_bytes
 
 
 if __name__ == "__main__":

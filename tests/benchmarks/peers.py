@@ -236,7 +236,7 @@ def measured(step: Step, case: ModelCase) -> Use:
 def live_peak_and_flops(step: Step, case: ModelCase) -> tuple[int, int]:
     """The bytes beyond the resident tensors that are live at the peak of a step, and its FLOPs."""
     tracker, counter = StorageTracker(resident_tensors(case.module, (case.args, dict(case.kwargs)))), FlopCounter()
-    with tracker, counter:
+    with counter, tracker:
         step()
     return tracker.peak_bytes, counter.flops
 

@@ -18,7 +18,7 @@ import torch
 from scheduler.errors import InvalidOptionError
 from scheduler.pytorch.measurement.allocator import Step, allocator_peak
 from scheduler.pytorch.measurement.flop_formulas import count_flops
-from scheduler.pytorch.torch_private.autograd import TorchDispatchMode
+from scheduler.pytorch.torch_private.autograd import TorchDispatchMode, added_in_place_bytes
 from scheduler.pytorch.torch_private.pytree import tree_leaves
 from scheduler.pytorch.torch_private.tensors import parts_of, storage_id, storage_of
 
@@ -63,7 +63,8 @@ class StorageTracker(TorchDispatchMode):
     """Count the bytes of every storage that an operator returns while this mode is active.
 
     A storage counts once, from the operator that returns it until nothing refers to it any
-    more. Storages of `ignored` tensors never count.
+    more. Storages of `ignored` tensors never count. A sum that autograd computes out of place only
+    because a mode is active has the storage of its first term. Other modes must be entered before this one.
 
     Parameters
     ----------
@@ -89,12 +90,13 @@ class StorageTracker(TorchDispatchMode):
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        in_place = added_in_place_bytes(func, args)
         result = func(*args, **(kwargs or {}))
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 for storage in storages_of(leaf):
                     self._see(storage)
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes - in_place)
         return result
 
     def _see(self, storage: torch.UntypedStorage) -> None:
@@ -226,7 +228,7 @@ def measure(
     resident_bytes = storage_bytes(kept)
     step()
     tracker, counter = StorageTracker(kept), FlopCounter()
-    with tracker, counter:
+    with counter, tracker:
         step()
     steps = {"step": step} if baseline is None else {"step": step, "baseline": baseline}
     times = measure_times(steps, repeats)

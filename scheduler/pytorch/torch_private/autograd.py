@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar, cast
 
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 __all__ = [
     "TorchDispatchMode",
+    "added_in_place_bytes",
     "autocast_disabled",
     "autograd_node_name",
     "below_autograd",
@@ -40,6 +42,37 @@ def autograd_node_name() -> str:
     """Return the name of the autograd node whose backward is running, "" outside a backward."""
     node = torch._C._current_autograd_node()
     return "" if node is None else str(node.name())
+
+
+_REFERENCES = 4, 3, 2
+"""References to a gradient that only its place in the backward holds, as `added_in_place_bytes` counts them.
+
+To the tensor: of that place, of its Python object, and two of the call. To the object: of the tensor,
+of the arguments, and of the call that counts. To the storage: of the tensor, and of the object made here.
+"""
+
+
+def added_in_place_bytes(operator: object, args: Sequence[object]) -> int:
+    """Return the bytes that a sum of gradients takes under a dispatch mode only; 0 for all other operators.
+
+    Where a value is used several times, autograd adds up the gradients in place if it holds the last
+    reference to the first one, which is dense (`can_accumulate_inplace` in
+    torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode it never does, because
+    `isTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) then holds for all tensors.
+
+    Parameters
+    ----------
+    operator, args
+        As a dispatch mode gets them. It must be the innermost one: those entered after it hold `args` too.
+    """
+    if operator is not torch.ops.aten.add.Tensor or torch._C._current_graph_task_id() < 0 or torch.is_grad_enabled():
+        return 0
+    if type(args[0]) is not torch.Tensor or sys.getrefcount(args[0]) > _REFERENCES[1]:
+        return 0
+    storage = args[0].untyped_storage()
+    uses: int = args[0]._use_count()  # type: ignore[attr-defined]
+    is_held = uses > _REFERENCES[0] or torch._C._storage_Use_Count(storage._cdata) > _REFERENCES[2]
+    return 0 if is_held or storage.nbytes() != args[0].nbytes else storage.nbytes()
 
 
 def next_node_number() -> int:

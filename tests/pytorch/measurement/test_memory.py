@@ -68,6 +68,41 @@ def test_the_tracker_counts_what_autograd_saves():
         assert tracker.live_bytes == KIB  # the gradient
 
 
+def test_a_sum_that_autograd_computes_in_place_takes_no_memory():
+    x = torch.ones(16, 16, requires_grad=True)
+
+    def step() -> None:
+        y = x.exp()  # used twice, so two gradients of it are added
+        x.grad = None
+        ((y * 2).sum() + (y * 3).sum()).backward()
+
+    # The peak is at that sum: y, which exp saved, and both gradients. Scalars are a few bytes.
+    assert allocator_peak(step) == pytest.approx(3 * KIB, abs=32)
+    x.grad = None
+    with StorageTracker([x]) as tracker:
+        step()
+    assert tracker.peak_bytes == pytest.approx(3 * KIB, abs=32)
+
+
+def test_a_sum_of_gradients_of_which_one_is_held_takes_memory():
+    x, held = torch.ones(16, 16, requires_grad=True), []
+
+    def step() -> None:
+        held.clear()
+        y = x.exp()
+        view = y.view_as(y)
+        view.register_hook(held.append)  # the gradient of the second term
+        x.grad = None
+        ((y * 2).sum() + (view * 3).sum()).backward()
+
+    assert allocator_peak(step) == pytest.approx(4 * KIB, abs=32)
+    x.grad = None
+    held.clear()
+    with StorageTracker([x]) as tracker:
+        step()
+    assert tracker.peak_bytes == pytest.approx(4 * KIB, abs=32)
+
+
 def test_the_tracker_works_with_higher_order_operators():
     from torch._prims.rng_prims import run_and_save_rng_state
 
