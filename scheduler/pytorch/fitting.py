@@ -46,6 +46,8 @@ _REACH_SHARE = 0.5
 """Share of the remaining time for the largest batch, and then for the longest length."""
 _TRIES = 3
 """Plans within smaller and smaller budgets, until the segments of the allocator fit too."""
+_STEP = 1.5
+"""How far a budget is lowered, as a multiple of what the segments exceed: they shrink by less than the budget."""
 MOST_SAMPLES = 2**16
 """The largest batch that is tried."""
 
@@ -185,18 +187,24 @@ def _find_plan(graph: Graph, step: PlainStep, deadline: Deadline) -> tuple[Plan 
     if step.need.fits:
         return None, step.need
     usable = step.need.usable_bytes
-    budget = usable
+    budget = known = usable
     plan, need = None, None
     for _ in range(_TRIES):
         seconds = max(1.0, min(_PLANNING_SECONDS, _PLANNING_SHARE * deadline.remaining))
         try:
             plan = _make_plan(graph, budget, seconds)
-        except (BudgetTooSmallError, OutOfTimeError):
+        except OutOfTimeError:
             break
+        except BudgetTooSmallError:
+            if plan is None:
+                break
+            budget = (budget + known) // 2
+            continue
         need = Need.of(graph, plan.schedule, step.device, step.temporary_bytes)
         if need.fits or need.optimizer_step_bytes > usable:
             return plan, need
-        budget -= max(need.reserved_bytes - usable, usable // 200)
+        known = budget
+        budget -= max(int(_STEP * (need.reserved_bytes - usable)), usable // 200)
     if plan is None:
         seconds = max(1.0, min(_PLANNING_SECONDS, _PLANNING_SHARE * deadline.remaining))
         plan = _make_plan(graph, "min", seconds)
