@@ -55,6 +55,8 @@ class Device:
         Peak bandwidth of the memory; 0 if unknown.
     host_bytes_per_second : float
         Peak bandwidth of the link to the host, in one direction; 0 if there is none.
+    peer_bytes_per_second : float
+        Peak bandwidth to the other devices of a node, in one direction; 0 if it is unknown.
     capability : tuple of int
         Compute capability (major, minor) of a CUDA device, which decides its attention kernels.
     compute_efficiency, memory_efficiency : float
@@ -91,6 +93,7 @@ class Device:
     platform: Platform = "cuda"
     context_bytes: int = _CONTEXT_BYTES
     host_bytes_per_second: float = 0.0
+    peer_bytes_per_second: float = 0.0
     capability: tuple[int, int] = (8, 0)
     compute_efficiency: float = 0.7
     memory_efficiency: float = 0.8
@@ -106,7 +109,7 @@ class Device:
         what = f'of device "{self.name}"'
         for name in ("memory_bytes", "context_bytes"):
             set_field(self, name, count_of(getattr(self, name), f"{name} {what}", error=InvalidOptionError))
-        for name in ("bytes_per_second", "host_bytes_per_second", "launch_seconds"):
+        for name in ("bytes_per_second", "host_bytes_per_second", "peer_bytes_per_second", "launch_seconds"):
             set_field(self, name, time_of(getattr(self, name), f"{name} {what}", error=InvalidOptionError))
         for name in ("compute_efficiency", "memory_efficiency"):
             share = getattr(self, name)
@@ -278,6 +281,10 @@ _SEEN = "the least total memory that processes were seen to report"
 _HOPPER = {"float64": 67e12, "float32": 67e12, "tf32": 494.7e12, "float16": 989.4e12, "bfloat16": 989.4e12}
 _AMPERE = {"float64": 19.5e12, "float32": 19.5e12, "tf32": 156e12, "float16": 312e12, "bfloat16": 312e12}
 _VOLTA = {"float64": 7.8e12, "float32": 15.7e12, "float16": 125e12}
+_PEERS = {"v100-16gb": 150e9, "v100-32gb": 150e9, "a100-40gb": 300e9, "a100-80gb": 300e9, "mi300x": 7 * 64e9}
+_PEERS |= {"h100-80gb": 450e9, "h200": 450e9, "b200": 900e9}
+"""Half of NVLink's bandwidth by the same datasheets, which add both directions (300, 600, 900, 1800 GB/s), and
+the links of an MI300X to its seven neighbors. Others reach each other over PCIe."""
 
 
 def _listed(
@@ -300,6 +307,7 @@ def _listed(
         flops_per_second=rates,
         bytes_per_second=bytes_per_second,
         host_bytes_per_second=link,
+        peer_bytes_per_second=_PEERS.get(name, link),
         capability=capability,
         source=source,
         platform=platform,
@@ -325,14 +333,7 @@ _DEVICES: dict[str, Device] = {
             "a100-40gb", "A100 SXM 40 GB", 40339 * _MIB, _AMPERE, 1.555e12, _PCIE_4, (8, 0), "NVIDIA A100 datasheet"
         ),
         _listed(
-            "a100-80gb",
-            "A100 SXM 80 GB",
-            int(79.14 * _GIB),
-            _AMPERE,
-            2.039e12,
-            _PCIE_4,
-            (8, 0),
-            "NVIDIA A100 datasheet",
+            "a100-80gb", "A100 SXM 80 GB", int(79.14 * _GIB), _AMPERE, 2039e9, _PCIE_4, (8, 0), "NVIDIA A100 datasheet"
         ),
         _listed(
             "h100-80gb", "H100 SXM 80 GB", 81082 * _MIB, _HOPPER, 3.35e12, _PCIE_5, (9, 0), "NVIDIA H100 datasheet"

@@ -37,7 +37,7 @@ def test_figures_are_in_the_units_that_their_names_say(name: str) -> None:
     assert min(device.flops_per_second.values()) > 1e11
     assert max(device.flops_per_second.values()) < 1e16
     assert 1e11 < device.bytes_per_second < 1e13
-    assert 1e10 < device.host_bytes_per_second < device.bytes_per_second
+    assert 1e10 < device.host_bytes_per_second <= device.peer_bytes_per_second < device.bytes_per_second
     assert "datasheet" in device.source or "whitepaper" in device.source
     # Half precision multiplies at least twice as fast as float32, and products in tf32 are in between.
     rates = device.flops_per_second
@@ -54,6 +54,7 @@ def test_an_h100_has_the_figures_of_its_datasheet() -> None:
     # A context of 512 MiB, and two workspaces of cuBLAS of 32 MiB each on Hopper, 8 MiB and 128 KiB elsewhere.
     assert h100.context_bytes == 576 * 2**20
     assert sc.device("a100-80gb").context_bytes == 528 * 2**20 + 2**18
+    assert h100.peer_bytes_per_second == 900e9 / 2  # NVLink, both directions
     assert h100.time_unit == "s, estimated for H100 SXM 80 GB"
 
 

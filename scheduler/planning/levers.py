@@ -13,9 +13,12 @@ from scheduler.plan import Plan
 from scheduler.planning.fit_answers import Lever, Need
 from scheduler.planning.graph_variants import gradient_bytes, gradient_names, with_gradients_handed_over, with_resident
 from scheduler.problem import Problem
+from scheduler.units import format_bytes
 
 SHARDS = (2, 4, 8)
 """Numbers of devices among which a step is divided."""
+LINK_EFFICIENCY = 0.8
+"""Share of the peak bandwidth between devices that collective operations are assumed to reach."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,9 @@ def sharding(step: PlainStep, devices: int) -> Lever:
     """Return the lever of FSDP: parameters, gradients and optimizer state are divided among devices.
 
     Blocks are gathered one after the other, the next one ahead of its use; what belongs to no
-    block stays gathered. The gradients of a block are held until they are scattered.
+    block stays gathered. The gradients of a block are held until they are scattered. The time is
+    that of as many samples on each device, whose work goes on during communication, but for the
+    first gathering and the last scattering.
     """
     graph = step.graph
     blocks, rest = parameter_blocks(graph)
@@ -128,7 +133,15 @@ def sharding(step: PlainStep, devices: int) -> Lever:
         reserved_bytes=need.reserved_bytes + held,
         optimizer_step_bytes=need.optimizer_step_bytes + held,
     )
-    how = "fully_shard on each block; the time of communication is not estimated"
+    # Blocks are gathered for the forward and again for the backward. Of each, a part is there already.
+    exchanged = (parameters + sum(blocks.values()) + gradients) * (devices - 1) // devices
+    exposed = (rest + 2 * block if blocks else parameters + gradients) * (devices - 1) // devices
+    rate = LINK_EFFICIENCY * step.device.peer_bytes_per_second
+    how = f"fully_shard on each block; {format_bytes(exchanged)} over the link between devices in each step"
+    if rate:
+        factor = (max(step.need.time, exchanged / rate) + exposed / rate) / step.need.time
+        return step.lever(f"FSDP over {devices}", shifted, how, factor)
+    how += ", whose speed is unknown: no time is estimated"
     return step.lever(f"FSDP over {devices}", shifted, how, None)
 
 
