@@ -243,13 +243,13 @@ def _fit_published(rows: list[Row]) -> str:
     """A line per model: the predicted peak, allocated and as segments of the allocator."""
     lines = [
         [
-            *(row["model"], row["batch"], row["length"] if row["length"] != "0" else "-"),
+            *(row["model"], row["dtype"], row["batch"], row["length"] if row["length"] != "0" else "-"),
             *(f"{int(row[name]) / 2**30:.3f}" for name in ("allocated", "reserved", "parameters", "activations")),
         ]
         for row in rows
     ]
-    head = ["model", "batch", "length", "allocated, GiB", "reserved, GiB", "parameters, GiB", "activations, GiB"]
-    return _markdown(head, lines)
+    sizes = [f"{name}, GiB" for name in ("allocated", "reserved", "parameters", "activations")]
+    return _markdown(["model", "dtype", "batch", "length", *sizes], lines)
 
 
 _TABLES: dict[str, Callable[[list[Row]], str]] = {
