@@ -38,6 +38,7 @@ from scheduler.pytorch.largest_batch import plan_of_schedule
 from scheduler.pytorch.measurement.optimizer_memory import MakeOptimizer
 from scheduler.schedule import Schedule
 from scheduler.solvers.deadline import Deadline
+from scheduler.validation import time_of
 
 _PLANNING_SHARE = 0.4
 """Share of the remaining time for the search for a plan."""
@@ -126,7 +127,7 @@ def fit(
     (True, True)
     """
     where = find_device(device) if isinstance(device, str) else device
-    _check_options(batch_size, length)
+    _check_options(batch_size, length, time_limit)
     deadline = Deadline(time_limit)
     steps = DatalessSteps(
         make_model,
@@ -175,7 +176,8 @@ def _dtype_of(name: str | None) -> torch.dtype | None:
     return None if name is None else known[name]
 
 
-def _check_options(batch_size: int, length: int | None) -> None:
+def _check_options(batch_size: int, length: int | None, time_limit: float) -> None:
+    time_of(time_limit, "time_limit", error=InvalidOptionError)
     for name, value in (("batch_size", batch_size), ("length", length)):
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
         if not is_count and not (name == "length" and value is None):

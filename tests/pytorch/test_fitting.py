@@ -296,3 +296,55 @@ def test_the_command_wants_a_task_for_a_configuration_only(capsys: pytest.Captur
     assert main(["fit", "config.json", "--device", "t4"]) == 2
     assert "a configuration file needs --task, one of causal-lm" in capsys.readouterr().err
     assert main(["fit", "convnet", "--device", "t4", "--task", "causal-lm"]) == 2
+
+
+def _raises() -> None:
+    raise FileNotFoundError("no such data")
+
+
+class _Reading(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2.0 if x.sum().item() > 0 else 1.0)
+
+
+def _reads(batch_size: int = 2) -> tuple[nn.Module, tuple[object, ...], None, object]:
+    return _Reading(4, 4), (torch.zeros(batch_size, 4),), None, torch.sum
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("tests.pytorch.test_fitting:_raises", "failed, called with {}: FileNotFoundError: no such data"),
+        ("tests.pytorch.test_fitting:_reads", "_Reading reads the value of a tensor, at "),
+        ("no_such_module:make", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_a_factory_that_fails_is_named_with_its_error(
+    model: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", model, "--device", "t4", "--time-limit", "0"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read: Expecting property name"),
+        ("[1]", 'a JSON object with a "model_type" such as "gpt2", and has none'),
+        ('{"n_layer": 1}', 'a JSON object with a "model_type" such as "gpt2", and has none'),
+        ('{"model_type": "lama"}', "did you mean llama"),
+        ('{"model_type": "xyzzy", "auto_map": {}}', "code of its own, which is not run: write a factory"),
+        ('{"model_type": "gpt2", "n_embd": "x"}', "which refuses its values: "),
+        ('{"model_type": "gpt2", "n_embd": 32, "n_head": 3}', "no model can be built from "),
+        ('{"model_type": "gpt2", "n_positions": 8}', "length must be at most 8, as max_position_embeddings"),
+    ],
+)
+def test_a_configuration_that_is_wrong_says_what_to_change(
+    text: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    arguments = ["--task", "causal-lm", "--device", "t4", "--length", "16", "--time-limit", "0"]
+    assert main(["fit", str(path), *arguments]) == 2
+    assert message in capsys.readouterr().err

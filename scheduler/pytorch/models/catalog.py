@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from scheduler.errors import InvalidOptionError, UnknownModelError
+from scheduler.errors import InvalidOptionError, SchedulerError, UnknownModelError
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 """Positional and keyword arguments of one call."""
@@ -122,7 +122,7 @@ def make_model(name: str, **options: object) -> ModelCase:
     UnknownModelError
         If there is no such model or factory.
     InvalidOptionError
-        If the factory does not take the options or does not return a model.
+        If the factory does not take the options, fails, or does not return a model.
 
     Examples
     --------
@@ -142,6 +142,12 @@ def make_model(name: str, **options: object) -> ModelCase:
         result = factory(**options)
     except TypeError as error:
         raise InvalidOptionError(f'the factory of "{name}" cannot be called with {options}: {error}') from error
+    except SchedulerError:
+        raise
+    except Exception as error:  # it runs the user's code
+        raise InvalidOptionError(
+            f'the factory of "{name}" failed, called with {options}: {type(error).__name__}: {error}'
+        ) from error
     return _as_case(result, name)
 
 
@@ -151,8 +157,8 @@ def _import_factory(path: str) -> Callable[..., object]:
         found: object = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UnknownModelError(f'cannot find the model factory "{path}": {error}') from error
+    except Exception as error:  # an import runs the user's code
+        raise UnknownModelError(f'cannot find the model factory "{path}": {type(error).__name__}: {error}') from error
     if not callable(found):
         raise UnknownModelError(f'"{path}" is not callable: give the path of a function that returns a ModelCase')
     return found

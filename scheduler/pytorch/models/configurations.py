@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,21 +50,19 @@ def read_configuration(path: str, task: str, *, batch_size: int, length: int | N
     """
     if task not in _HEADS:
         raise InvalidOptionError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        kind = data["model_type"]
-        config: Any = transformers.AutoConfig.for_model(**data)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidOptionError(
-            f'"{path}" must be a configuration of transformers, JSON with a known "model_type", got an error: {error}'
-        ) from error
+    kind, config = _read(path)
     config.use_cache = False
     auto, mapping = (getattr(transformers, name) for name in _HEADS[task])
     if type(config) not in mapping:
         raise InvalidOptionError(f'a model of type "{kind}" has no head for the task "{task}": try another --task')
 
     def make_model() -> nn.Module:
-        return cast("nn.Module", auto.from_config(config)).train()
+        try:
+            return cast("nn.Module", auto.from_config(config)).train()
+        except Exception as error:  # each model checks its configuration in its own way
+            raise InvalidOptionError(
+                f'no model can be built from "{path}": {type(error).__name__}: {error}. Correct the file'
+            ) from error
 
     if task == "image-classification":
         size, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
@@ -88,6 +87,10 @@ def read_configuration(path: str, task: str, *, batch_size: int, length: int | N
 
     longest = getattr(config, "max_position_embeddings", None)
     known = longest if isinstance(longest, int) else None
+    if length is not None and known is not None and length > known:
+        raise InvalidOptionError(
+            f'length must be at most {known}, as max_position_embeddings in "{path}" says, got {length}'
+        )
     return SizedModel(
         name=kind,
         make_model=make_model,
@@ -97,6 +100,35 @@ def read_configuration(path: str, task: str, *, batch_size: int, length: int | N
         length=length or min(DEFAULT_LENGTH, known or DEFAULT_LENGTH),
         longest=known,
     )
+
+
+def _read(path: str) -> tuple[str, Any]:
+    """Return the model type of a configuration file, and the configuration."""
+    what = f'"{path}" must be a configuration of transformers'
+    try:
+        data: object = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidOptionError(f"{what}, which cannot be read: {error}") from error
+    kind = data.get("model_type") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(kind, str):
+        raise InvalidOptionError(f'{what}, a JSON object with a "model_type" such as "gpt2", and has none')
+    known = [*transformers.CONFIG_MAPPING]
+    if kind not in known:
+        near = difflib.get_close_matches(kind, known, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "a newer version may know it."
+        own = (
+            ' Its "auto_map" names code of its own, which is not run: write a factory package.module:function.'
+            if "auto_map" in data
+            else ""
+        )
+        raise InvalidOptionError(
+            f'{what} with a known "model_type", got "{kind}", which transformers {transformers.__version__} does not'
+            f" have: {hint}{own}"
+        )
+    try:
+        return kind, transformers.AutoConfig.for_model(**data)
+    except Exception as error:  # each configuration checks its values in its own way
+        raise InvalidOptionError(f"{what}, which refuses its values: {type(error).__name__}: {error}") from error
 
 
 def _loss(outputs: Any) -> Tensor:

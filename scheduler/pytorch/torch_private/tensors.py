@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
     "DataDependentOutputException",
+    "DynamicOutputShapeException",
     "FakeTensorMode",
     "fake_mode_of",
     "fake_on_device",

@@ -16,7 +16,13 @@ from scheduler.pytorch.guards.read_names import MOST_ENTRIES
 from scheduler.pytorch.source_lines import line_of_error
 from scheduler.pytorch.torch_private import pytree
 from scheduler.pytorch.torch_private.operators import schema_of
-from scheduler.pytorch.torch_private.tensors import fake_mode_of, has_data, is_traceable_wrapper_subclass
+from scheduler.pytorch.torch_private.tensors import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    fake_mode_of,
+    has_data,
+    is_traceable_wrapper_subclass,
+)
 
 
 def check_module(module: object, tensors: Sequence[Tensor]) -> None:
@@ -107,6 +113,11 @@ def check_runs(
             run(*args, **kwargs)
         except (torch.OutOfMemoryError, SchedulerError):
             return  # a step without a plan may not fit; that says nothing about the arguments
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise CaptureError(
+                f"{name} reads the value of a tensor{at_line(error)}, and these have no data: give it real tensors, or"
+                " compute without .item(), .tolist() and `if` on tensors there"
+            ) from error
         except Exception as error:
             raise CaptureError(
                 f"{name} itself fails on these arguments, also without a plan:"
