@@ -145,7 +145,7 @@ class Program:
     ) -> None:
         layout, self.points, self.options = points.layout, points, options
         self.resident_bytes, self.most_bytes = resident_bytes, most_bytes
-        self.added: set[Point] = set()
+        self.added: dict[Point, None] = {}
         self.program = IntegerProgram("modules")
         # Solvers have absolute tolerances: bytes and seconds are scaled to numbers of a common size.
         self.unit = max(1.0, most_bytes / _COMMON_SIZE)
@@ -189,7 +189,7 @@ class Program:
 
     def add(self, point: Point) -> None:
         """Bound the memory at a point."""
-        self.added.add(point)
+        self.added[point] = None
         memory = self.points.memory(point)
         parts: defaultdict[int, _Sum] = defaultdict(_Sum)
         parts[OUTSIDE].constant = memory.constant

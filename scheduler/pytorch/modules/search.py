@@ -92,6 +92,8 @@ class Chooser:
         self.options = Options.of(lowered.layout)
         self.points = Points(lowered.layout, self.options.times, self.options.savings)
         self.plain = self.candidate({})
+        self._tight_points: list[Point] = []
+        """The points that mattered to the smallest peak: they matter to budgets close to it as well."""
 
     def candidate(self, regions: Regions) -> Candidate:
         """Simulate a choice of calls."""
@@ -131,6 +133,9 @@ class Chooser:
         self.greedy(budget_bytes, deadline, patience=patience, gap=gap, found=found)
         limit = patience if patience is not None and found.best is not None else deadline
         if found.best is None or limit.remaining > seconds:  # the program takes longer than its relaxation
+            for point in self._tight_points:
+                if point not in program.added:
+                    program.add(point)
             self._solve(found, program, budget_bytes, gap, deadline, patience, proves=True)
         return found
 
@@ -218,6 +223,7 @@ class Chooser:
             reached = resident + math.floor(result.objective * program.limit_bytes * (1 + TOLERANCE))
             if not self._add(program, candidate, reached):
                 break
+        self._tight_points = [*program.added]
         return found
 
     def _tighten(self, found: Found, candidate: Candidate, budget_bytes: int, deadline: Deadline) -> None:
