@@ -309,7 +309,7 @@ class _Policy:
                 if self.problem.chain is None and deep:
                     self._ask("hierarchical", limit, share=settings.hierarchical_share)
                 walkers = 1 if limit.remaining < settings.two_walkers_seconds else anneal.WALKERS
-                walk = pool.submit(self._consult, partial(anneal.search, walkers=walkers), limit)
+                walk = pool.submit(self._consult, partial(anneal.search, walkers=walkers, only_starts=True), limit)
                 wait([proof])
                 wait([walk], timeout=min(self._for_other_orders(limit).remaining, TIMEOUT_MAX))
                 limit.stop()
@@ -319,12 +319,13 @@ class _Policy:
     def search_from_the_best(self) -> None:
         """Run `anneal` once more, from the best schedule of all."""
         self.seed += 1
-        self._consult(anneal.search, self._for_other_orders(self.deadline))
+        self._consult(partial(anneal.search, only_starts=True), self._for_other_orders(self.deadline))
 
     def squeeze_peak(self) -> None:
         """Look harder for the smallest peak if no schedule fits so far."""
         if self.best.schedule is None and not self.best.is_final:
-            self.best.offer(squeeze(self.problem, self.deadline).schedule, "any order")
+            known = self.best.smallest  # `find_smallest_peak` has run
+            self.best.offer(squeeze(self.problem, self.deadline, known=known).schedule, "any order")
 
     def _for_other_orders(self, deadline: Deadline) -> Deadline:
         """Return the time for schedules outside the answer's search space: short once it is optimal there."""

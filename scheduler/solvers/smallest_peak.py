@@ -111,15 +111,20 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     return search.peak_bytes, search.schedule
 
 
-def squeeze(problem: Problem, deadline: Deadline) -> Squeezed:
+def squeeze(problem: Problem, deadline: Deadline, *, known: Schedule | None = None) -> Squeezed:
     """Return the smallest peak found by bisection between a proven floor and that of `smallest_peak`.
+
+    If the schedule that `smallest_peak` found is known, it is not searched for again.
 
     Each budget is half way between the largest one that failed, at first the floor, and the
     best peak, but never below the problem's own budget. `anneal` tries it and then `ilp`, or `dp`
     for a chain of many layers; for a short chain, `smallest_peak` is final. The search ends as
     soon as a peak fits the problem's budget, or when failure and success are close.
     """
-    peak_bytes, schedule = smallest_peak(problem, deadline.within(deadline.remaining / 2))
+    if known is None:
+        peak_bytes, schedule = smallest_peak(problem, deadline.within(deadline.remaining / 2))
+    else:
+        peak_bytes, schedule = simulate(problem.graph, known).peak_bytes, known
     best = Squeezed(peak_bytes, schedule, problem.floor)
     wanted = problem.budget_bytes
     if peak_bytes <= max(wanted, problem.floor.bytes):

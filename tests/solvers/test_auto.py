@@ -15,6 +15,7 @@ from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers import auto
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.eviction_walk import EvictionWalks
 from tests.support.fake_clock import FakeClock
 from tests.support.training_graphs import branches, conv_net, uniform_chain
 
@@ -27,6 +28,21 @@ def test_another_order_is_found_where_it_saves_recomputation() -> None:
     given = sc.solve(graph, 106, reorder=False, time_limit=20)
     # All large tensors come first, each dropped for the next: all six are recomputed.
     assert given.time == 18.0
+
+
+def test_the_walk_within_the_budget_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: list[int] = []
+    fitting = EvictionWalks.fitting
+
+    def counted(walks: EvictionWalks, budget_bytes: int) -> sc.Schedule | None:
+        budgets.append(budget_bytes)
+        return fitting(walks, budget_bytes)
+
+    monkeypatch.setattr(EvictionWalks, "fitting", counted)
+    with FakeClock(seconds_per_look=0.01):
+        solution = sc.solve(branches(6), 106, time_limit=5)
+    assert any(message.startswith("annealing moves") for message in solution.messages)
+    assert budgets == [106]
 
 
 def test_a_schedule_is_found_where_the_smallest_budget_has_one() -> None:
@@ -115,7 +131,7 @@ def test_the_search_ends_when_one_part_proves_what_another_one_found(
     def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         return report_and_wait(Proposal(None, "input order", global_bound=known.time), deadline)
 
-    def find(problem: Problem, *, deadline: Deadline, seed: int, walkers: int) -> Proposal:
+    def find(problem: Problem, *, deadline: Deadline, seed: int, walkers: int, only_starts: bool) -> Proposal:
         return report_and_wait(Proposal(known.schedule, "any order"), deadline)
 
     monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, quick_solvers=()))

@@ -43,6 +43,12 @@ def test_a_start_within_the_budget_ends_the_search(search: Search) -> None:
     assert search(Problem(GRAPH, LEAST, starts=(start,)), Deadline(1e-9))[:2] == (LEAST, start)
 
 
+def test_what_is_known_is_not_searched_for_again() -> None:
+    whole, nothing_left = save_everything(GRAPH), Deadline(1e-9)
+    assert squeeze(Problem(GRAPH, 0), nothing_left, known=whole).schedule == whole
+    assert squeeze(Problem(GRAPH, 0), nothing_left).schedule != whole
+
+
 def test_an_endless_schedule_is_taken_only_where_nothing_else_fits() -> None:
     graph = uniform_chain(150, size=1)
     longest = 32 * len(graph.operations)

@@ -88,20 +88,26 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     return search(problem, deadline=deadline.within(TIME_SHARE * deadline.remaining), seed=seed)
 
 
-def search(problem: Problem, *, deadline: Deadline, seed: int, walkers: int = WALKERS) -> Proposal:
-    """Return what `propose` returns, with so many walkers, and report each improvement."""
+def search(
+    problem: Problem, *, deadline: Deadline, seed: int, walkers: int = WALKERS, only_starts: bool = False
+) -> Proposal:
+    """Return what `propose` returns, with so many walkers, and report each improvement.
+
+    With `only_starts`, the greedy search and the walk that evicts are left out: the caller has tried them.
+    """
     found = Annealing(problem, walkers)
     if problem.floor.bytes > problem.budget_bytes:
         return replace(found.proposal(), infeasible=True)
     for start in (problem.save_everything, *problem.starts):
         found.offer(start)
-    if not found.is_optimal:
+    if not (found.is_optimal or only_starts):
         greedy = GreedySearch(problem.graph, problem.budget_bytes)
         greedy.fit(deadline.within(0.1 * deadline.remaining))
         found.offer(greedy.schedule())
         walk = EvictionWalks(problem.graph).fitting(problem.budget_bytes)
         if walk is not None:
             found.offer(walk)
+    if not found.is_optimal:
         found.run(problem.save_everything, deadline, seed)
     return replace(found.proposal(), messages=(f"annealing moves: {found.moves}",))
 
