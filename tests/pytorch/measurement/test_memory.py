@@ -90,10 +90,11 @@ def test_a_sum_of_gradients_of_which_one_is_held_takes_memory():
     def step() -> None:
         held.clear()
         y = x.exp()
+        double = (y * 2).sum()
         view = y.view_as(y)
-        view.register_hook(held.append)  # the gradient of the second term
+        view.register_hook(held.append)  # the first gradient of y
         x.grad = None
-        ((y * 2).sum() + (view * 3).sum()).backward()
+        (double + (view * 3).sum()).backward()
 
     assert allocator_peak(step) == pytest.approx(4 * KIB, abs=32)
     x.grad = None

@@ -115,6 +115,34 @@ def a_backward_knows_its_node_and_whether_it_is_kept() -> None:
     assert autograd.autograd_node_name() == ""
 
 
+class Adding(autograd.TorchDispatchMode):
+    """What `added_in_place_bytes` says of each sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.ops.aten.add.Tensor:
+            self.bytes.append(autograd.added_in_place_bytes(func, args))
+        return func(*args, **(kwargs or {}))
+
+
+@EXPECTED.of("autograd.added_in_place_bytes")
+def a_sum_of_gradients_that_only_autograd_holds_is_known() -> None:
+    x, held = torch.ones(8, requires_grad=True), []
+    with Adding() as adding:
+        y = x.exp()
+        ((y * 2).sum() + (y * 3).sum()).backward()
+        z = y.detach().requires_grad_()
+        double = z * 2
+        other = z.view_as(z)  # the later node is the first in the backward
+        other.register_hook(held.append)
+        (double.sum() + (other * 3).sum()).backward()
+    # Of each step, the sum in the forward, and that of the gradients; one of the second step is held.
+    assert adding.bytes == [0, 8 * 4, 0, 0]
+
+
 @EXPECTED.of("autograd.when_backward_ends")
 def a_function_can_be_called_at_the_end_of_a_backward() -> None:
     x = torch.ones(1, requires_grad=True)
@@ -215,6 +243,12 @@ def a_function_is_called_by_compiled_code_as_it_is() -> None:
 def a_branch_on_a_fake_value_is_an_error_of_its_own() -> None:
     with FakeTensorMode(), pytest.raises(tensors.DataDependentOutputException):
         bool(torch.arange(2).sum() == 1)
+
+
+@EXPECTED.of("tensors.DynamicOutputShapeException")
+def a_shape_that_depends_on_a_fake_value_is_an_error_of_its_own() -> None:
+    with FakeTensorMode(), pytest.raises(tensors.DynamicOutputShapeException):
+        torch.arange(2).nonzero()
 
 
 @EXPECTED.of("tensors.is_fake")
