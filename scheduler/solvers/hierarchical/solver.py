@@ -8,7 +8,7 @@ from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
-from scheduler.solution import Proposal, is_close_enough
+from scheduler.solution import Proposal, is_close_enough, relative_gap
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.dp.pruned_search import PrunedSearch
 from scheduler.solvers.hierarchical.bound import OneCut
@@ -27,6 +27,8 @@ MODE_LIMITS = 24
 """Number of steps from keeping nothing to keeping everything in a block; each step looks for one mode."""
 _BLOCKS_SHARE = 0.6
 """Share of the time for blocks, where segments of time can follow."""
+_SMALL_GAP = 0.01
+"""Blocks that leave no larger gap get all of the time."""
 _SEGMENTS_SHARE = 0.5
 """Share of the remaining time for segments of time."""
 _CUT_SHARE = 0.6
@@ -159,6 +161,8 @@ class _Search:
         chain_budget = budget - self.problem.graph.resident_bytes - chain.passing_bytes
         fitting, failing, step = -math.inf, math.inf, 0
         for _ in range(_MOST_CHAIN_SOLUTIONS):
+            if relative_gap(self.best_time, self.bound) <= _SMALL_GAP:
+                deadline = self.deadline
             if self.closed or deadline.passed or failing - fitting <= _CHAIN_BUDGET_PRECISION * budget:
                 break
             search = PrunedSearch(chain.chain, chain_budget, deadline)
