@@ -57,7 +57,7 @@ class Objects:
             return
         self.dicts.append(value)
         if isinstance(value, OrderedDict):
-            self.sequences.append(value.keys())
+            self.sequences.append(OrderedDict.keys(value))  # a subclass may make its own, and import modules for that
 
     def check(self) -> Check:
         """Return a check that nothing has changed since this call."""

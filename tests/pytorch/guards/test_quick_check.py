@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from typing import Never
 
 import numpy as np
 import pytest
@@ -181,3 +182,21 @@ def test_each_kind_of_object_shows_its_change() -> None:
         assert check() or not object_words.dicts_have_versions()
         change()
         assert not check()
+
+
+class LazyMapping(OrderedDict[str, int]):
+    """As in transformers, where `keys` imports the modules of all models."""
+
+    def keys(self) -> Never:
+        raise AssertionError("modules are imported")
+
+    values = items = __iter__ = keys
+
+
+def test_what_a_mapping_makes_its_entries_of_is_not_run() -> None:
+    objects, mapping = Objects(), LazyMapping(a=1)
+    objects.add_dict(mapping)
+    check = objects.check()
+    assert check() or not object_words.dicts_have_versions()
+    mapping["b"] = 2
+    assert not check()
