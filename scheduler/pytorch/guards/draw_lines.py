@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -105,12 +105,27 @@ def _is_in(value: object, found: set[object]) -> bool:
 def recorded_draws() -> Iterator[list[Draw]]:
     """Record the calls of sources that keep no state, made by user code or on its behalf."""
     draws: list[Draw] = []
+    # TorchDynamo makes millions of calls. Nearly all of them are known to be no sources by these.
+    other_codes: dict[int, CodeType] = {}
+    other_owners: set[type] = set()
 
     def note(frame: FrameType, event: str, called: object) -> None:
-        if event == "call":
-            source = _source_of_function(frame)
-        elif event == "c_call":
+        if event == "c_call":
+            kind = type(getattr(called, "__self__", None))
+            if kind in other_owners or (kind is ModuleType and called not in _BUILTINS):
+                return
+            if not issubclass(kind, _OWNERS):
+                other_owners.add(kind)
+                return
             source = _source_of_builtin(frame, called)
+        elif event == "call":
+            code = frame.f_code
+            if id(code) in other_codes:  # to hash code takes long
+                return
+            if not _is_source(code):
+                other_codes[id(code)] = code
+                return
+            source = _source_of_function(frame)
         else:
             return
         if source and (line := _user_line(frame)) is not None:
@@ -124,22 +139,24 @@ def recorded_draws() -> Iterator[list[Draw]]:
         sys.setprofile(before)
 
 
+def _is_source(code: CodeType) -> bool:
+    """Return whether calls of a function may take a value from outside."""
+    return code in _FUNCTIONS or code is _SEED or code.co_filename.endswith(_NUMPY_UNDER_DYNAMO)
+
+
 def _source_of_function(frame: FrameType) -> str:
     code = frame.f_code
     if code in _FUNCTIONS:
         return _FUNCTIONS[code]
-    if code is random.Random.seed.__code__ and frame.f_locals.get("a") is None and "_dynamo" not in _file(frame, 2):
-        return "a random.Random without a seed"
-    if code.co_filename.endswith(_NUMPY_UNDER_DYNAMO):
+    if code is not _SEED:
         return "numpy.random, which TorchDynamo replaces by draws of torch"
-    return ""
+    without_seed = frame.f_locals.get("a") is None and "_dynamo" not in _file(frame, 2)
+    return "a random.Random without a seed" if without_seed else ""
 
 
 def _source_of_builtin(frame: FrameType, called: object) -> str:
-    if _is_in(called, _CLOCK_SET):
-        return _CLOCKS[called] if _is_user_frame(frame) else ""
-    if _is_in(called, _SYSTEM_SET):
-        return _SYSTEM[called]
+    if _is_in(called, _BUILTINS):
+        return _SYSTEM[called] if called in _SYSTEM else _CLOCKS[called] if _is_user_frame(frame) else ""
     owner = getattr(called, "__self__", None)
     if isinstance(owner, torch.Generator):
         seeds = getattr(called, "__name__", "") in _SEEDING
@@ -149,7 +166,10 @@ def _source_of_builtin(frame: FrameType, called: object) -> str:
     return ""
 
 
-_CLOCK_SET, _SYSTEM_SET = {*_CLOCKS}, {*_SYSTEM}
+_BUILTINS = {*_CLOCKS, *_SYSTEM}
+_OWNERS = (ModuleType, type, torch.Generator, random.Random)
+"""What builtin functions that may be sources belong to."""
+_SEED = random.Random.seed.__code__
 
 
 def _file(frame: FrameType, depth: int) -> str:
