@@ -258,9 +258,15 @@ def slots_of(cls: type) -> tuple[str, ...]:
 def mentioned(code: CodeType) -> tuple[str, ...]:
     """Return the attributes and globals that a piece of code reads, also in functions that it defines."""
     names = dict.fromkeys(code.co_names)
-    read = {i.argval for i in dis.get_instructions(code) if i.opcode in dis.hasname and not _is_store(i.opname)}
+    if not _STORES.isdisjoint(code.co_code[::2]):  # few functions store names, and to disassemble takes long
+        read = {i.argval for i in dis.get_instructions(code) if i.opcode in dis.hasname and i.opcode not in _STORES}
+        names = {name: None for name in names if name in read}
     inner = (mentioned(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return (*(name for name in names if name in read), *(name for some in inner for name in some))
+    return (*names, *(name for some in inner for name in some))
+
+
+_STORES = {code for code in dis.hasname if dis.opname[code].startswith(("STORE_", "DELETE_"))}
+"""Opcodes that change what a name stands for."""
 
 
 def read_globals(function: FunctionType) -> set[str]:
@@ -278,10 +284,6 @@ def _loaded_globals(code: CodeType) -> frozenset[str]:
     own = (str(i.argval) for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     inner = (_loaded_globals(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return frozenset(own).union(*inner)
-
-
-def _is_store(opname: str) -> bool:
-    return opname.startswith(("STORE_", "DELETE_"))
 
 
 @dataclass(frozen=True, slots=True)
