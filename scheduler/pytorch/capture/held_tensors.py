@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from scheduler.pytorch.guards.read_names import ReadNames
-from scheduler.pytorch.guards.tensors import TensorPlace, find_tensors
+from scheduler.pytorch.guards.tensors import TensorPlace
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +23,6 @@ class HeldTensor:
 
     tensor: Tensor
     places: tuple[TensorPlace, ...]
-
-
-def held_tensors(module: nn.Module, loss: object) -> list[TensorPlace]:
-    """Return the places where a module and its loss find tensors, other than by their registered names."""
-    return list(find_tensors(module, loss, ReadNames(module, loss)))
 
 
 @contextlib.contextmanager

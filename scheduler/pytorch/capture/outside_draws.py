@@ -34,18 +34,20 @@ class OutsideDraws:
     ----------
     module : nn.Module
     loss : callable or None
+    read : ReadNames
+        The names that their code mentions.
     layer : str
         Name of the layer that is run, "" if a whole step is captured. A layer may seed torch's
         generators: it does so again when it is recomputed.
     """
 
-    def __init__(self, module: nn.Module, loss: object, layer: str = "") -> None:
+    def __init__(self, module: nn.Module, loss: object, read: ReadNames, layer: str = "") -> None:
         self._layer = layer
         self._subject = f'layer "{layer}"' if layer else "the step"
         self._why = _RECOMPUTED if layer else _ONCE
-        self._read = ReadNames(module, loss)
-        self._states = OutsideStates(module, loss, self._read)
-        self._mentions_unseen = mentions_unseen_sources(self._read)
+        self._read = read
+        self._states = OutsideStates(module, loss, read)
+        self._mentions_unseen = mentions_unseen_sources(read)
         self._recorded: list[Draw] = []
         self._modules = len(sys.modules)
 

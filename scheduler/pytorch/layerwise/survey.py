@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from scheduler.errors import ExecutionError, InvalidOptionError
-from scheduler.pytorch.capture.held_tensors import held_tensors
 from scheduler.pytorch.capture.outside_draws import OutsideDraws
+from scheduler.pytorch.guards.read_names import ReadNames
+from scheduler.pytorch.guards.tensors import find_tensors
 from scheduler.pytorch.layerwise.groups import Link, Saved, State, read_state
 from scheduler.pytorch.measurement.memory import storage_sizes
 from scheduler.pytorch.torch_private import pytree
@@ -172,15 +173,17 @@ def tensors_of(part: LayerFunction) -> list[Tensor]:
 
 
 def _draws_of(name: str, part: LayerFunction) -> OutsideDraws:
-    if isinstance(part, nn.Module):
-        return OutsideDraws(part, None, name)
-    return OutsideDraws(nn.Module(), part, name)
+    module, function = _module_and_function(part)
+    return OutsideDraws(module, function, ReadNames(module, function), name)
 
 
 def _constants_of(part: LayerFunction) -> list[Tensor]:
-    if isinstance(part, nn.Module):
-        return [place.get() for place in held_tensors(part, None)]
-    return [place.get() for place in held_tensors(nn.Module(), part)]
+    module, function = _module_and_function(part)
+    return [place.get() for place in find_tensors(module, function, ReadNames(module, function))]
+
+
+def _module_and_function(part: LayerFunction) -> tuple[nn.Module, LayerFunction | None]:
+    return (part, None) if isinstance(part, nn.Module) else (nn.Module(), part)
 
 
 def storage_keys(tensors: Iterable[Tensor]) -> set[int]:

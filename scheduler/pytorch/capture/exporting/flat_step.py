@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,8 @@ from scheduler.errors import CaptureError
 from scheduler.pytorch.capture.arguments import Signature, fill_arguments, flatten
 from scheduler.pytorch.capture.held_tensors import HeldTensor
 from scheduler.pytorch.capture.joint import TENSOR, Source, SourceKind
-from scheduler.pytorch.guards.tensors import TensorPlace
+from scheduler.pytorch.guards.read_names import ReadNames
+from scheduler.pytorch.guards.tensors import TensorPlace, find_tensors
 from scheduler.pytorch.torch_private import pytree
 from scheduler.pytorch.torch_private.modules import buffers_of, with_tensors
 from scheduler.pytorch.torch_private.tensors import storage_id
@@ -27,6 +29,16 @@ class ModuleWithLoss(nn.Module):
         self.module = module
         self.loss = loss
         self.training = module.training
+
+    @functools.cached_property
+    def read(self) -> ReadNames:
+        """The names that the code of the two mentions."""
+        return ReadNames(self.module, self.loss)
+
+    @functools.cached_property
+    def places(self) -> list[TensorPlace]:
+        """Where they find tensors other than by their registered names."""
+        return [*find_tensors(self.module, self.loss, self.read)]
 
     def forward(self, *args: object, **kwargs: object) -> object:
         outputs = self.module(*args, **kwargs)

@@ -35,7 +35,7 @@ from scheduler.pytorch.capture.exporting.known_values import Condition, KnownVal
 from scheduler.pytorch.capture.exporting.meta_tensors import fake_in_place_of_meta
 from scheduler.pytorch.capture.exporting.norms import correct_norms
 from scheduler.pytorch.capture.exporting.varying_sizes import Conditions, Varying, VaryingGraph
-from scheduler.pytorch.capture.held_tensors import held_tensors, kept_separate
+from scheduler.pytorch.capture.held_tensors import kept_separate
 from scheduler.pytorch.capture.joint import Joint, Route, Source
 from scheduler.pytorch.capture.locations import noted_locations
 from scheduler.pytorch.capture.module_state import Attributes, describe_kept, is_number
@@ -183,7 +183,7 @@ def _trace(
     signature, given = read_arguments(args, kwargs)
     check_module(module, given)
     core = ModuleWithLoss(module, loss)
-    with fake_in_place_of_meta(core, module, loss, given) as fakes:
+    with fake_in_place_of_meta(core, given) as fakes:
         if any(map(is_not, fakes, given)):
             args, kwargs = fill_arguments(signature, fakes)
         return _trace_on_device(core, args, kwargs, varying)
@@ -197,10 +197,10 @@ def _trace_on_device(
     signature, given = read_arguments(args, kwargs)
     name = type(module).__name__
     check = functools.partial(check_runs, core, name, args, kwargs, [core])
-    draws = OutsideDraws(module, loss)
+    draws = OutsideDraws(module, loss, core.read)
     tensors = given if varying is None else fakes_of_varying_sizes(given, varying)
     with (
-        kept_separate(held_tensors(module, loss), module, loss) as held,
+        kept_separate(core.places, module, loss) as held,
         _untouched(module) as attributes,
         draws.kept(),
         torch.enable_grad(),

@@ -8,37 +8,31 @@ they are on a device.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from scheduler.pytorch.capture.held_tensors import held_tensors
+from scheduler.pytorch.capture.exporting.flat_step import ModuleWithLoss
 from scheduler.pytorch.torch_private.modules import with_tensors
 from scheduler.pytorch.torch_private.tensors import FakeTensorMode, fake_mode_of, fake_on_device
 
 
 @contextlib.contextmanager
-def fake_in_place_of_meta(
-    core: nn.Module, module: nn.Module, loss: Callable[..., Tensor] | None, given: Sequence[Tensor], device: str = "cpu"
-) -> Iterator[list[Tensor]]:
+def fake_in_place_of_meta(core: ModuleWithLoss, given: Sequence[Tensor], device: str = "cpu") -> Iterator[list[Tensor]]:
     """Replace what is on device "meta" by fake tensors, and yield the arguments after that.
 
     Afterwards, everything is as it was.
 
     Parameters
     ----------
-    core : nn.Module
-        The module with its loss.
-    module, loss
-        The same in parts, which may hold tensors that are not registered.
+    core : ModuleWithLoss
     given : sequence of Tensor
         The distinct tensors in the arguments.
     device : str
         Where the fake tensors are.
     """
     registered = dict((*core.named_parameters(remove_duplicate=False), *core.named_buffers(remove_duplicate=False)))
-    places = held_tensors(module, loss)
-    tensors = [*registered.values(), *given, *(place.get() for place in places)]
+    tensors = [*registered.values(), *given, *(place.get() for place in core.places)]
     if not any(tensor.is_meta for tensor in tensors):
         yield list(given)
         return
@@ -54,7 +48,7 @@ def fake_in_place_of_meta(
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(with_tensors(core, {name: replaced(tensor) for name, tensor in registered.items()}))
-        for place in places:
+        for place in core.places:
             if (tensor := place.get()).is_meta:
                 stack.callback(place.put(replaced(tensor)))
         yield [replaced(tensor) for tensor in given]
