@@ -124,7 +124,7 @@ def columns(case: ModelCase, granularity: str, make: Callable[[], Plan]) -> dict
 
 def compare_choices(model: nn.Module, lowered: LoweredTree) -> dict[str, object]:
     """Compare plans by modules with recomputing every block, and with random choices of blocks."""
-    chooser = Chooser(lowered)
+    chooser = Chooser(lowered.layout)
     blocks = blocks_of(model, lowered)
     everything = chooser.candidate(dict.fromkeys(blocks, False))
     draw = random.Random(0)

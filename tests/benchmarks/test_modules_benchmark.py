@@ -14,6 +14,7 @@ import pytest
 
 from scheduler.pytorch.modules.lowering import lower
 from scheduler.pytorch.modules.search import Chooser, Found
+from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline
 from tests.support.call_trees import transformer_tree
 
@@ -30,10 +31,11 @@ def timed(search: Callable[[], Found]) -> tuple[Found, float]:
 @pytest.mark.parametrize("blocks", [40, 80])
 def test_a_choice_takes_as_long_as_few_simulations(blocks: int, spread: int) -> None:
     tree = transformer_tree(blocks, spread=spread)
-    chooser = Chooser(lower(tree))
+    lowered = lower(tree)
+    chooser = Chooser(lowered.layout)
     started = time.process_time()
     for _ in range(5):
-        chooser.candidate({})
+        simulate(lowered.graph, lowered.schedule({}))
     simulation = (time.process_time() - started) / 5
     most = chooser.plain.peak_bytes
     smallest, seconds = timed(lambda: chooser.smallest(step=most // 500, deadline=Deadline(60)))

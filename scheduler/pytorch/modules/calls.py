@@ -162,6 +162,14 @@ class CallTree:
     resident: tuple[Tensor, ...]
     name: str = ""
 
+    @property
+    def resident_bytes(self) -> int:
+        """The bytes of the resident tensors, each storage once."""
+        sizes: dict[str | None, int] = {}
+        for tensor in self.resident:
+            sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), tensor.size_bytes)
+        return sum(sizes.values())
+
     def callers(self, segment: int) -> list[int]:
         """Return the calls around a segment, the innermost first."""
         found, call = [], self.segments[segment].call

@@ -11,6 +11,7 @@ from scheduler.plan import Plan
 from scheduler.problem import Problem, parse_budget
 from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
+from scheduler.pytorch.modules.regions import Layout
 from scheduler.pytorch.modules.search import TOLERANCE, Candidate, Chooser
 from scheduler.solution import Proposal, grade
 from scheduler.solvers.deadline import Deadline, clock, stopped_by_interrupt
@@ -61,7 +62,7 @@ def plan_modules(
     check_options(time_limit, 0)
     lowered = tree if isinstance(tree, LoweredTree) else lower(tree)
     started, deadline = clock.now(), Deadline(time_limit)
-    problem, chooser = Problem(lowered.graph, 0, gap=gap), Chooser(lowered)
+    problem, chooser = Problem(lowered.graph, 0, gap=gap), Chooser(lowered.layout)
     with stopped_by_interrupt(deadline):
         starts: list[Candidate] = []
         patience = deadline if is_given else deadline.within(_SECONDS + problem.baseline.time)
@@ -95,7 +96,7 @@ def plan_modules(
 
 def smallest_peak_decisions(tree: CallTree, *, time_limit: float = 0.25) -> frozenset[Decision]:
     """Return the decisions with the smallest peak that is found in a time limit in seconds."""
-    chooser, deadline = Chooser(lower(tree)), Deadline(time_limit)
+    chooser, deadline = Chooser(Layout(tree)), Deadline(time_limit)
     step = max(1, chooser.plain.peak_bytes // _STEPS)
     found = chooser.smallest(step=step, deadline=deadline)
     calls = [(tree.calls[c], keeps) for c, keeps in found.smallest.regions.items()]

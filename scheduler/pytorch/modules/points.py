@@ -294,7 +294,7 @@ class _Counter:
         peaks = self.layout.peaks[i]
         self.constant += peaks.without_saving
         self.add([self._saving(i)], peaks.saving - peaks.without_saving)
-        if not any(self.layout.groups[g].is_expensive for g in self.layout.born[i]):
+        if not self.layout.is_expensive[i]:
             return
         if self.point.root in self.points.keepers:
             keeps = Literal(self.point.root, True)

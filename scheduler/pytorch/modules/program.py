@@ -77,7 +77,7 @@ class Options:
             saved = sum(
                 min(tree.segments[i].expensive_time, tree.segments[i].forward_time)
                 for i in segments
-                if any(layout.groups[g].is_expensive for g in layout.born[i])
+                if layout.is_expensive[i]
             )
             groups = {g for i in segments for g in layout.saved[i]} - set(layout.held[c])
             inputs = sum(layout.groups[g].size_bytes for g in layout.held[c])
@@ -113,7 +113,7 @@ def _never_pays(layout: Layout, c: int, options: Iterable[int]) -> bool:
     i = call.start
     if call.stop - i != 1 or any(layout.is_inside(option, c) for option in options):
         return False
-    if layout.peaks[i].saving > layout.peaks[i].without_saving or any(groups[g].is_expensive for g in layout.born[i]):
+    if layout.peaks[i].saving > layout.peaks[i].without_saving or layout.is_expensive[i]:
         return False
     own = (groups[g] for g in layout.held[c] if groups[g].dies == i and not groups[g].savers)
     held = sum(group.size_bytes for group in own if group.calls == (c,))

@@ -28,6 +28,8 @@ class Kind(Enum):
     BACKWARD = "backward"
     GRADIENTS = "gradients"
 
+    __hash__ = object.__hash__  # that of `Enum` hashes the name, in Python
+
 
 class Part(Enum):
     """What a tensor of the graph stands for."""
@@ -42,6 +44,8 @@ class Part(Enum):
     BACKWARD_END = "backward end"
     GRADIENT = "gradient"
     PARAMETER_GRADIENT = "parameter gradient"
+
+    __hash__ = object.__hash__
 
 
 Run = tuple[Kind, int]
@@ -106,6 +110,8 @@ class Layout:
         Per call: the groups allocated in it that live on after it.
     peaks : list of Peaks
         Per segment.
+    is_expensive : list of bool
+        Per segment: whether it allocates expensive results.
     """
 
     def __init__(self, tree: CallTree) -> None:
@@ -142,6 +148,7 @@ class Layout:
                 if group.outlives and group.dies >= tree.calls[c].stop:
                     self.outputs[c].append(g)
         self.peaks = [Peaks.of(self, i) for i in range(self.length)]
+        self.is_expensive = [any(self.groups[g].is_expensive for g in born) for born in self.born]
 
     def is_inside(self, inner: int, outer: int) -> bool:
         """Return whether a call is made in another; every call is made in the step, `OUTSIDE`."""
@@ -273,7 +280,7 @@ class _Executor:
 
     def _kind(self, root: int, segment: int, inner: list[int]) -> Kind:
         """Return how a pass runs a segment, given the further regions around it."""
-        keeps = any(self.layout.groups[g].is_expensive for g in self.layout.born[segment])
+        keeps = self.layout.is_expensive[segment]
         if inner:
             return Kind.KEEPING if keeps and self.regions[inner[0]] else Kind.WITHOUT_SAVING
         return Kind.FROM_KEPT if keeps and root != OUTSIDE and self.regions[root] else Kind.SAVING

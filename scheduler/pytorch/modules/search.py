@@ -1,7 +1,7 @@
 """Search for the fastest choice of calls to recompute within a budget, and for the one with the smallest peak.
 
 A greedy search finds an answer at once. An integer program bounds the memory at some points of
-the step; its answer is simulated, the points that exceed the budget are added, and it is solved
+the step; the memory of its answer is counted, the points that exceed the budget are added, and it is solved
 again, until an answer fits. Each program is a relaxation, so its bound holds for every choice of
 calls; the first bound is that of its linear relaxation. A program over the blocks alone is small
 and soon solved, but bounds nothing. An answer that does not fit is made to fit by the greedy search.
@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 
-from scheduler.pytorch.modules.lowering import LoweredTree
+from scheduler.pytorch.modules.accounting import Accounts
 from scheduler.pytorch.modules.points import Point, Points
 from scheduler.pytorch.modules.program import Options, Program
-from scheduler.pytorch.modules.regions import Kind, Regions, execute
+from scheduler.pytorch.modules.regions import Kind, Layout, Regions, execute
 from scheduler.pytorch.modules.tightening import Tightening
-from scheduler.schedule import Compute
-from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline, clock
 
 TOLERANCE = 1e-9
@@ -30,7 +28,7 @@ TOLERANCE = 1e-9
 _FIRST_GAP = 0.02
 """The gap of the first answers, which only show the points that matter."""
 _TIGHTENING_STEPS = 32
-"""About how many choices are simulated on the way to one that fits."""
+"""About how many choices are counted on the way to one that fits."""
 _MOST_BY_HAND = 3
 _MOST_RELAXED = 6
 _FEWEST_BLOCKS = 16
@@ -41,7 +39,7 @@ _MOST_POINTS = 8
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice of calls, simulated.
+    """A choice of calls, counted.
 
     Attributes
     ----------
@@ -86,30 +84,26 @@ class Found:
 class Chooser:
     """Chooses calls of one step, for any number of budgets."""
 
-    def __init__(self, lowered: LoweredTree) -> None:
-        self.lowered = lowered
-        self.layout = lowered.layout
-        self.options = Options.of(lowered.layout)
-        self.points = Points(lowered.layout, self.options.times, self.options.savings)
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.options = Options.of(layout)
+        self.points = Points(layout, self.options.times, self.options.savings)
+        self._accounts = Accounts(layout)
         self.plain = self.candidate({})
         self._tight_points: list[Point] = []
         """The points that mattered to the smallest peak: they matter to budgets close to it as well."""
 
     def candidate(self, regions: Regions) -> Candidate:
-        """Simulate a choice of calls."""
+        """Count the time and memory of a choice of calls."""
         execution = execute(self.layout, regions)
-        schedule = self.lowered.schedule_of_execution(execution)
-        simulation = simulate(self.lowered.graph, schedule)
-        amounts = (
-            m for action, m in zip(schedule, simulation.memory.tolist(), strict=True) if isinstance(action, Compute)
-        )
+        time, amounts = self._accounts.count(execution)
         memory = []
         for (kind, position), root, amount in zip(execution.runs, execution.roots, amounts, strict=True):
             if kind in (Kind.BACKWARD, Kind.GRADIENTS):
                 memory.append((amount, Point(kind, position)))
             elif kind not in (Kind.CHECKPOINT, Kind.KEEPING_CHECKPOINT):
                 memory.append((amount, Point(Kind.SAVING, position, root)))
-        return Candidate(regions, simulation.time, simulation.peak_bytes, memory)
+        return Candidate(regions, time, max(amounts), memory)
 
     def fastest(
         self,
@@ -210,7 +204,7 @@ class Chooser:
             self._note(found, candidate, 0)
         program = self._program(None)
         self._add(program, self.plain, 0)
-        resident = self.lowered.graph.resident_bytes
+        resident = self.layout.tree.resident_bytes
         while found.smallest.peak_bytes - found.bound >= step and not deadline.passed:
             found.programs += 1
             gap = step / 2 / max(1, program.limit_bytes)
@@ -330,7 +324,7 @@ class Chooser:
         return frozenset(found)
 
     def _program(self, budget_bytes: int | None, options: Options | None = None) -> Program:
-        resident, most = self.lowered.graph.resident_bytes, self.plain.peak_bytes
+        resident, most = self.layout.tree.resident_bytes, self.plain.peak_bytes
         if options is None:
             return Program(self.points, self.options, resident, budget_bytes, most)
         return Program(Points(self.layout, options.times, options.savings), options, resident, budget_bytes, most)

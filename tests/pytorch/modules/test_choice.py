@@ -21,6 +21,7 @@ from scheduler.plan import Plan, plan_schema
 from scheduler.pytorch.modules.choice import plan_modules
 from scheduler.pytorch.modules.lowering import lower
 from scheduler.pytorch.modules.program import Options, Program
+from scheduler.pytorch.modules.regions import Layout
 from scheduler.pytorch.modules.search import Chooser
 from scheduler.solution import Status
 from scheduler.solvers.deadline import Deadline
@@ -57,12 +58,10 @@ def test_the_answer_is_that_of_trying_every_choice(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_choice_is_faster_than_the_relaxed_program(seed: int) -> None:
-    outcomes, chooser = every_outcome(seed), Chooser(lower(random_tree(seed, most_calls=5 + seed % 3)))
+    outcomes, chooser = every_outcome(seed), Chooser(Layout(random_tree(seed, most_calls=5 + seed % 3)))
     smallest, plain = min(outcomes)[0], chooser.plain
     for budget in {smallest, (smallest + plain.peak_bytes) // 2}:
-        program = Program(
-            chooser.points, chooser.options, chooser.lowered.graph.resident_bytes, budget, plain.peak_bytes
-        )
+        program = Program(chooser.points, chooser.options, chooser.layout.tree.resident_bytes, budget, plain.peak_bytes)
         for _, point in plain.memory:
             program.add(point)
         added = program.relax(Deadline(60.0))
@@ -243,11 +242,11 @@ def test_by_default_a_search_ends_soon_once_there_is_an_answer() -> None:
 
 @pytest.mark.parametrize("spread", [0, 100])
 def test_greedy_answers_fit_and_are_close_to_the_bound(spread: int) -> None:
-    chooser = Chooser(lower(transformer_tree(6, spread=spread)))
+    chooser = Chooser(Layout(transformer_tree(6, spread=spread)))
     plain = chooser.plain.peak_bytes
     for budget in (plain * 9 // 10, plain * 7 // 10, plain // 2):
         found = chooser.greedy(budget, Deadline(60.0))
         assert found.best is not None
         assert found.best.peak_bytes <= budget
-        bound = plan_modules(chooser.lowered, budget, gap=0.0).bound
+        bound = plan_modules(chooser.layout.tree, budget, gap=0.0).bound
         assert found.best.time <= 1.05 * bound

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from scheduler.pytorch.modules.accounting import Accounts
 from scheduler.pytorch.modules.calls import OUTSIDE
 from scheduler.pytorch.modules.lowering import lower
 from scheduler.pytorch.modules.points import Condition, Literal, Point, Points, simplify
@@ -22,12 +23,14 @@ def test_it_is_what_the_simulator_counts(seed: int) -> None:
     keepers = [
         c for c, call in enumerate(tree.calls) if any(s.expensive for s in tree.segments[call.start : call.stop])
     ]
-    points = Points(lowered.layout, range(len(tree.calls)), keepers)
+    points, accounts = Points(lowered.layout, range(len(tree.calls)), keepers), Accounts(lowered.layout)
     choices = list(every_choice(tree))
     for regions in random.Random(seed).sample(choices, min(8, len(choices))):
         made = {Literal(c) for c in regions} | {Literal(c, True) for c, keeps in regions.items() if keeps}
         execution, schedule = execute(lowered.layout, regions), lowered.schedule(regions)
-        amounts = simulate(lowered.graph, schedule).memory[[isinstance(action, Compute) for action in schedule]]
+        simulation = simulate(lowered.graph, schedule)
+        amounts = simulation.memory[[isinstance(action, Compute) for action in schedule]]
+        assert accounts.count(execution) == (pytest.approx(simulation.time), amounts.tolist())
         for (kind, position), root, amount in zip(execution.runs, execution.roots, amounts.tolist(), strict=True):
             if kind in (Kind.CHECKPOINT, Kind.KEEPING_CHECKPOINT):
                 continue
