@@ -16,7 +16,9 @@ try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.utils.generic import ModelOutput, find_labels
 except ImportError as error:
-    raise MissingExtraError("transformers is not installed: pip install checkpoint-scheduler[trainers]") from error
+    raise MissingExtraError(
+        f"transformers cannot be imported ({error}): pip install checkpoint-scheduler[trainers]"
+    ) from error
 
 
 class TransformersCallback(TrainerCallback):

@@ -11,7 +11,9 @@ from scheduler.pytorch.integrations.planned_forward import ForwardOptions, Plann
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise MissingExtraError("Lightning is not installed: pip install checkpoint-scheduler[trainers]") from error
+    raise MissingExtraError(
+        f"Lightning cannot be imported ({error}): pip install checkpoint-scheduler[trainers]"
+    ) from error
 
 
 class LightningCallback(Callback):
