@@ -7,9 +7,11 @@ a constant plus bytes times conditions. It agrees with the simulator for every c
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from scheduler.pytorch.modules.calls import OUTSIDE
@@ -89,6 +91,8 @@ class Points:
         self.layout, self.tree = layout, layout.tree
         self.candidates, self.keepers = frozenset(candidates), frozenset(keepers)
         self._simplified: dict[Holding, Holding] = {}
+        self.holdings: dict[object, Holding] = {}
+        """What earlier points found of groups, by all that it depends on."""
         self._memory: dict[Point, Memory] = {}
         self._parameter_gradients = [0]
         """Bytes of parameter gradients after the backward of the last k segments, per k."""
@@ -103,13 +107,13 @@ class Points:
 
     def _count(self, point: Point) -> Memory:
         counter = _Counter(self, point)
-        for group in self.layout.groups:
-            counter.add_group(group)
+        for g in range(len(self.layout.groups)):
+            counter.add_group(g)
         counter.add_copies()
         counter.add_run()
-        held: Counter[Holding] = Counter()
+        held = counter.simplified
         for conditions, size in counter.held.items():
-            held[self._simplify(conditions)] += size
+            held[self.simplify(conditions)] += size
         constant = counter.constant + held.pop(frozenset([_ALWAYS]), 0)
         held.pop(frozenset(), None)
         return Memory(constant, {holding: size for holding, size in held.items() if size}, point.root)
@@ -120,7 +124,26 @@ class Points:
         activations = self.tree.segments[segment].gradient_bytes if segment < length else 0
         return activations + self._parameter_gradients[length - segment]
 
-    def _simplify(self, holding: Holding) -> Holding:
+    @cached_property
+    def group_calls(self) -> list[frozenset[int]]:
+        """Per group: the candidates on which it may depend whether regions or segments hold it."""
+        calls = self.tree.calls
+        around = [frozenset((*self.layout.ancestors[c], c)) & self.candidates for c in range(len(calls))]
+        return [
+            frozenset().union(
+                *(around[self.tree.segments[j].call] for j in group.savers if self.tree.segments[j].call != OUTSIDE),
+                *(around[c] for c in group.calls),
+            )
+            for group in self.layout.groups
+        ]
+
+    @cached_property
+    def group_starts(self) -> list[list[int]]:
+        """Per group: where the calls begin that hold it if they are recomputed."""
+        return [[self.tree.calls[c].start for c in group.calls] for group in self.layout.groups]
+
+    def simplify(self, holding: Holding) -> Holding:
+        """Return an equal holding with fewer and weaker conditions; each is simplified once."""
         if holding not in self._simplified:
             self._simplified[holding] = simplify(holding)
         return self._simplified[holding]
@@ -132,6 +155,8 @@ def simplify(holding: Holding) -> Holding:
     Two conditions that differ in one decision, which one demands and the other excludes, are the
     condition without it; and a condition that implies another is left out.
     """
+    if len(holding) == 1:
+        return holding
     conditions = set(holding)
     demanding: defaultdict[Literal, list[Condition]] = defaultdict(list)
     excluding: defaultdict[Literal, list[Condition]] = defaultdict(list)
@@ -178,6 +203,7 @@ class _Counter:
         self.points, self.layout, self.tree = points, points.layout, points.tree
         self.point, self.is_forward = point, point.kind is Kind.SAVING
         self.held: Counter[Holding] = Counter()
+        self.simplified: Counter[Holding] = Counter()
         self.constant = 0
         root = point.root
         call = None if root == OUTSIDE else self.tree.calls[root]
@@ -189,6 +215,7 @@ class _Counter:
             self.open = () if call is None else (*self.layout.ancestors[root], root)
         else:
             self.open = self.layout.around[point.segment]
+        self.opened = points.candidates.intersection(self.open)
         self._find_conditions()
 
     def _find_conditions(self) -> None:
@@ -207,8 +234,9 @@ class _Counter:
         """Add bytes that are held if any of the conditions holds."""
         self.held[frozenset(conditions)] += size
 
-    def add_group(self, group: Group) -> None:
+    def add_group(self, g: int) -> None:
         """Add the copies of a group that are held before the run."""
+        group = self.layout.groups[g]
         if self.is_forward and self.start <= group.born < self.stop:
             self._add_own(group)
             return
@@ -217,7 +245,24 @@ class _Counter:
             self.constant += group.size_bytes
             self.add(self._held_again(group), group.size_bytes)
         else:
-            self.add((*self._holders(group), *self._keepers(group)), group.size_bytes)
+            self.simplified[self._holding(g)] += group.size_bytes
+
+    def _holding(self, g: int) -> Holding:
+        """Return when a group is held that lives no longer than some segments and regions need it."""
+        group, points = self.layout.groups[g], self.points
+        savers = bisect.bisect_right(group.savers, self._last_saver(group))
+        regions = bisect.bisect_right(points.group_starts[g], self.last)
+        keepers = self._keepers(group)
+        root = self.point.root if self.point.root in group.calls else OUTSIDE
+        key = (g, savers, regions, len(keepers), points.group_calls[g] & self.opened, root)
+        if key not in points.holdings:
+            points.holdings[key] = points.simplify(frozenset((*self._holders(group), *keepers)))
+        return points.holdings[key]
+
+    def _last_saver(self, group: Group) -> int:
+        """Return the last segment that holds a group because it has saved it."""
+        # What the pass itself saves, its region holds anyway.
+        return self.start - 1 if self.is_forward and group.born < self.start else self.last
 
     def _add_own(self, group: Group) -> None:
         """Add the copies of a group that is allocated in the pass that runs."""
@@ -237,9 +282,7 @@ class _Counter:
     def _holders(self, group: Group, within: int = OUTSIDE) -> list[Condition]:
         """Return when segments that saved a group, or regions that it was passed to, in a call, hold it."""
         first = 0 if within == OUTSIDE else self.tree.calls[within].start
-        last = self.last
-        if self.is_forward and group.born < self.start:  # what the pass itself saves, its region holds anyway
-            last = self.start - 1
+        last = self._last_saver(group)
         regions = (c for c in group.calls if c in self.points.candidates and self.layout.is_inside(c, within))
         return [
             *(self._saving(j) for j in group.savers if first <= j <= last),

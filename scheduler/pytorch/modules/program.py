@@ -21,6 +21,9 @@ from scheduler.solvers.integer_program import IntegerProgram, MilpResult, is_set
 
 _COMMON_SIZE = 1000.0
 
+_Term = tuple[int, pulp.LpVariable, int]
+"""The part of the step in which something is held, the variable for it, and 1, or -1 if the variable excludes it."""
+
 
 @dataclass
 class _Sum:
@@ -158,7 +161,7 @@ class Program:
             self.variables[Literal(c)] = self.program.binary(f"recompute_{c}", costs * time)
         for c, time in options.savings.items():
             self.variables[Literal(c, True)] = self.program.binary(f"keep_{c}", -costs * time)
-        self.holdings: dict[Holding, pulp.LpVariable] = {}
+        self.terms: dict[Holding, _Term] = {}
         self.subtotals: dict[object, pulp.LpVariable] = {}
         self.parts = _parts(layout)
         self._add_rules(layout)
@@ -194,12 +197,12 @@ class Program:
         parts: defaultdict[int, _Sum] = defaultdict(_Sum)
         parts[OUTSIDE].constant = memory.constant
         for holding, size in memory.held.items():
-            part, (literal, sign) = parts[self._part(holding)], _single(holding)
-            if literal is None:
-                part.add(self._holding(holding), size)
-            else:
-                part.add(self.variables[literal], sign * size)
-                part.constant += size if sign < 0 else 0
+            if holding not in self.terms:
+                self.terms[holding] = self._term(holding)
+            number, variable, sign = self.terms[holding]
+            part = parts[number]
+            part.add(variable, sign * size)
+            part.constant += size if sign < 0 else 0
         row = parts.pop(OUTSIDE)
         for part in parts.values():
             row.add(self._subtotal(part), part.most)
@@ -211,6 +214,11 @@ class Program:
             row.add(self.peak, -self.limit_bytes)
         most = (0 if self.peak is not None else self.limit_bytes) - row.constant
         self.program.at_most("memory", row.terms(self.unit), most / self.unit)
+
+    def _term(self, holding: Holding) -> _Term:
+        literal, sign = _single(holding)
+        variable = self._holding(holding) if literal is None else self.variables[literal]
+        return self._part(holding), variable, 1 if literal is None else sign
 
     def _part(self, holding: Holding) -> int:
         """Return the part of the step in which all calls are made that a holding depends on; `OUTSIDE` if none."""
@@ -228,17 +236,16 @@ class Program:
 
     def _holding(self, holding: Holding) -> pulp.LpVariable:
         """Return a variable that is at least 1 if something is held."""
-        if holding not in self.holdings:
-            held = self.holdings[holding] = self.program.fraction("held")
-            kept = {next(iter(true)) for true, false in holding if len(true) == 1 and not false}
-            for true, false in holding:
-                terms = [(held, 1.0), *((self.variables[literal], -1.0) for literal in true)]
-                terms += [(self.variables[literal], 1.0) for literal in false]
-                # A region that keeps the results has no other around it: these conditions exclude each other.
-                others = [Literal(c, True) for c, _ in false if Literal(c, True) in kept]
-                terms += [(self.variables[literal], -1.0) for literal in others]
-                self.program.at_least("held", terms, 1.0 - len(true))
-        return self.holdings[holding]
+        held = self.program.fraction("held")
+        kept = {next(iter(true)) for true, false in holding if len(true) == 1 and not false}
+        for true, false in holding:
+            terms = [(held, 1.0), *((self.variables[literal], -1.0) for literal in true)]
+            terms += [(self.variables[literal], 1.0) for literal in false]
+            # A region that keeps the results has no other around it: these conditions exclude each other.
+            others = [Literal(c, True) for c, _ in false if Literal(c, True) in kept]
+            terms += [(self.variables[literal], -1.0) for literal in others]
+            self.program.at_least("held", terms, 1.0 - len(true))
+        return held
 
     def relax(self, deadline: Deadline) -> float:
         """Return the least time that is added if calls may be recomputed in part; 0 if none is found in time."""
