@@ -36,7 +36,7 @@ from scheduler.problem import parse_budget
 from scheduler.pytorch import checkpointed, trace
 from scheduler.pytorch.measurement.memory import measure, resident_tensors, training_step
 from scheduler.pytorch.models.catalog import ModelCase, make_model, model_names
-from scheduler.pytorch.modules.choice import plan_modules, smallest_peak_decisions, with_estimated_backward
+from scheduler.pytorch.modules.choice import first_decisions, plan_modules, with_estimated_backward
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
 from scheduler.pytorch.modules.measuring.recording import record
 from scheduler.pytorch.modules.search import Chooser
@@ -84,7 +84,7 @@ def rows_of(name: str) -> list[dict[str, object]]:
         args,
         kwargs,
         case.loss,
-        decide=lambda tree: sorted(smallest_peak_decisions(with_estimated_backward(tree))),
+        decide=lambda tree: sorted(first_decisions(with_estimated_backward(tree))),
     )
     measuring = (time.perf_counter() - started) / plain
     lowered, graph = lower(tree), trace(case.module, args, kwargs, loss=case.loss)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from scheduler.api import MAX_EXPLANATION_SECONDS, MIN_EXPLANATION_SECONDS, TRAINING_GAP, check_options, plan_of
 from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan
-from scheduler.problem import Problem, parse_budget
+from scheduler.problem import Problem, parse_budget, read_budget
 from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
 from scheduler.pytorch.modules.regions import Layout
@@ -22,6 +22,8 @@ _SCOPE = "for every choice of modules to recompute"
 _ADVICE = ' If the step can be captured, granularity="operations" may need less.'
 _STEPS = 500
 """The smallest peak is searched to within the distance from the floor to the save-everything peak over this."""
+_MOST_MISSED = 1.5
+"""How many times the memory that is estimated, resident tensors left out, a measured step may need."""
 _SECONDS, _MOST_SECONDS = 1.0, 60.0
 """The default time limit without that of a step; until something is found."""
 _SHARE_OF_TIME = 0.4
@@ -94,12 +96,29 @@ def plan_modules(
     return plan_of(lowered.graph, solution, time_limit=time_limit, granularity="modules")
 
 
-def smallest_peak_decisions(tree: CallTree, *, time_limit: float = 0.25) -> frozenset[Decision]:
-    """Return the decisions with the smallest peak that is found in a time limit in seconds."""
-    chooser, deadline = Chooser(Layout(tree)), Deadline(time_limit)
-    step = max(1, chooser.plain.peak_bytes // _STEPS)
-    found = chooser.smallest(step=step, deadline=deadline)
-    calls = [(tree.calls[c], keeps) for c, keeps in found.smallest.regions.items()]
+def first_decisions(tree: CallTree, budget: int | str = "min", *, time_limit: float = 0.25) -> frozenset[Decision]:
+    """Return decisions for measuring a step within a budget, from a tree whose backward is only estimated.
+
+    They leave room for what the estimate misses. If no such decisions are found, or the budget
+    depends on the smallest peak, they are those with the smallest peak that is found in the time limit.
+
+    Parameters
+    ----------
+    tree : CallTree
+    budget : int or str
+        As for `make_plan`.
+    time_limit : float
+        Seconds.
+    """
+    chooser, deadline, read = Chooser(Layout(tree)), Deadline(time_limit), read_budget(budget)
+    plain, resident = chooser.plain.peak_bytes, tree.resident_bytes
+    room = 0 if read.form == "min" else read.resolve(resident, plain, lambda: resident) - resident
+    tightened = chooser.tightened(resident + math.floor(room / _MOST_MISSED), deadline)
+    found = tightened.best or tightened.smallest
+    if tightened.best is None and not deadline.passed:
+        step, starts = max(1, plain // _STEPS), [tightened.smallest]
+        found = chooser.smallest(step=step, deadline=deadline, starts=starts).smallest
+    calls = [(tree.calls[c], keeps) for c, keeps in found.regions.items()]
     return frozenset(call.decision(keeps_expensive=keeps) for call, keeps in calls)
 
 

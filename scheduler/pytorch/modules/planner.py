@@ -19,7 +19,7 @@ from scheduler.pytorch.capture.exporting.failures import check_has_data, check_r
 from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.measurement.memory import resident_tensors
 from scheduler.pytorch.modules.calls import CallTree
-from scheduler.pytorch.modules.choice import plan_modules, smallest_peak_decisions, with_estimated_backward
+from scheduler.pytorch.modules.choice import first_decisions, plan_modules, with_estimated_backward
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
 from scheduler.pytorch.modules.measuring.recording import record
 
@@ -97,10 +97,15 @@ class ModulePlanner:
         check_has_data(resident_tensors(self.model, (args, kwargs)), "measured by modules")
         memory = self.read_memory()
         try:
-            return record(self.model, args, kwargs, self.loss, memory=memory, decide=_decide_for_the_smallest_peak)
+            return record(self.model, args, kwargs, self.loss, memory=memory, decide=self._decide)
         except Exception:  # torch raises errors of many kinds here
             check_runs(self._run, type(self.model).__name__, tuple(args), dict(kwargs), [self.model])
             raise
+
+    def _decide(self, tree: CallTree) -> list[Decision]:
+        """Return the decisions with which a step is measured."""
+        budget = self.budget if self.budget_bytes is None else self.budget_bytes
+        return sorted(first_decisions(with_estimated_backward(tree), budget))
 
     def _run(self, *args: object, **kwargs: object) -> object:
         outputs = self.model(*args, **kwargs)
@@ -122,7 +127,3 @@ def _older_objects_uncollected() -> Iterator[None]:
     finally:
         if not is_frozen:
             gc.unfreeze()
-
-
-def _decide_for_the_smallest_peak(tree: CallTree) -> list[Decision]:
-    return sorted(smallest_peak_decisions(with_estimated_backward(tree)))

@@ -197,6 +197,15 @@ class Chooser:
             found.best = self._relaxed(self._thinned(found.best, budget_bytes, limit), budget_bytes, limit)
         return found
 
+    def tightened(self, budget_bytes: int, deadline: Deadline) -> Found:
+        """Find any choice that fits a budget, or comes close to it: quicker than `greedy`, but slower steps."""
+        found = Found(self.plain)
+        for candidate in self.by_hand:
+            self._note(found, candidate, budget_bytes)
+        if found.best is None:
+            self._tighten(found, found.smallest, budget_bytes, deadline, relaxes=False)
+        return found
+
     def smallest(self, *, step: int, deadline: Deadline, starts: Iterable[Candidate] = ()) -> Found:
         """Find the choice with the smallest peak, to within `step` bytes."""
         found = Found(self.plain)
@@ -220,7 +229,9 @@ class Chooser:
         self._tight_points = [*program.added]
         return found
 
-    def _tighten(self, found: Found, candidate: Candidate, budget_bytes: int, deadline: Deadline) -> None:
+    def _tighten(
+        self, found: Found, candidate: Candidate, budget_bytes: int, deadline: Deadline, *, relaxes: bool = True
+    ) -> None:
         """Recompute more calls than a choice that exceeds a budget, until it fits, and note what is found."""
         tighter: Candidate | None = candidate
         seen: set[frozenset[tuple[int, bool]]] = set()
@@ -231,7 +242,7 @@ class Chooser:
             tighter = self._tighter(tighter, budget_bytes)
             if tighter is not None:
                 self._note(found, tighter, budget_bytes)
-        if tighter is not None and tighter is found.best:
+        if relaxes and tighter is not None and tighter is found.best:
             found.best = self._relaxed(tighter, budget_bytes, deadline)
 
     def _tighter(self, candidate: Candidate, budget_bytes: int) -> Candidate | None:

@@ -18,8 +18,8 @@ from scheduler.errors import BudgetTooSmallError, InvalidBudgetError, InvalidOpt
 from scheduler.export.chrome_trace import plan_to_chrome_trace
 from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan, plan_schema
-from scheduler.pytorch.modules.choice import plan_modules
-from scheduler.pytorch.modules.lowering import lower
+from scheduler.pytorch.modules.choice import first_decisions, plan_modules, with_estimated_backward
+from scheduler.pytorch.modules.lowering import lower, regions_of
 from scheduler.pytorch.modules.program import Options, Program
 from scheduler.pytorch.modules.regions import Layout
 from scheduler.pytorch.modules.search import Chooser
@@ -250,3 +250,18 @@ def test_greedy_answers_fit_and_are_close_to_the_bound(spread: int) -> None:
         assert found.best.peak_bytes <= budget
         bound = plan_modules(chooser.layout.tree, budget, gap=0.0).bound
         assert found.best.time <= 1.05 * bound
+
+
+@pytest.mark.parametrize("spread", [0, 100])
+def test_first_decisions_recompute_no_more_than_the_budget_asks_for(spread: int) -> None:
+    tree = with_estimated_backward(transformer_tree(6, spread=spread))
+    chooser, times = Chooser(Layout(tree)), []
+    resident, plain = tree.resident_bytes, chooser.plain.peak_bytes
+    for share in (100, 60, 40):
+        chosen = chooser.candidate(regions_of(tree, first_decisions(tree, f"{share}%", time_limit=60.0)))
+        assert chosen.peak_bytes - resident <= (plain - resident) * share / 100
+        times.append(chosen.time)
+    strictest = chooser.candidate(regions_of(tree, first_decisions(tree, time_limit=60.0)))
+    assert strictest.peak_bytes <= min(one.peak_bytes for one in chooser.by_hand)
+    assert times == sorted(times)
+    assert times[0] < strictest.time
