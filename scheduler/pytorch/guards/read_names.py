@@ -14,11 +14,11 @@ import operator
 import sys
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 
 from torch import Tensor, nn
 
+from scheduler.pytorch.guards.computed_names import READ_BY_NAME, computed_names
 from scheduler.pytorch.torch_private.modules import COMPILED_CALL, HOOKS, submodules_of
 
 _LIBRARIES = frozenset({"numba", "numpy", "scheduler", "scipy", "torch", "torchgen"}) | sys.stdlib_module_names
@@ -42,7 +42,6 @@ _WITHOUT_A_STEP = _CONSTRUCTION | {
 }
 """Special methods that no operator of a step calls; those of construction count where code mentions the class."""
 
-_READ_BY_NAME = frozenset({"delattr", "getattr", "hasattr", "attrgetter", "methodcaller"})
 _READ_EVERYTHING = frozenset({"__dict__", "asdict", "astuple", "eval", "exec", "fields", "globals", "vars"})
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 MOST_ENTRIES = 100_000
@@ -197,7 +196,7 @@ class ReadNames:
                 continue
 
     def _add_computed_names(self, function: FunctionType, names: set[str]) -> None:
-        if names & _READ_BY_NAME:
+        if names & READ_BY_NAME:
             computed = computed_names(function.__code__)
             self.names |= computed.whole
             self._pieces |= computed.pieces
@@ -284,54 +283,3 @@ def _loaded_globals(code: CodeType) -> frozenset[str]:
     own = (str(i.argval) for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     inner = (_loaded_globals(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return frozenset(own).union(*inner)
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedNames:
-    """The names with which code calls `getattr` and its like.
-
-    Attributes
-    ----------
-    whole : frozenset of str
-        Those that it spells out.
-    pieces : frozenset of str
-        Parts of those that it puts together: "layer" of `getattr(self, f"layer{i}")`.
-    is_open : bool
-        Whether there are others that the code does not show.
-    """
-
-    whole: frozenset[str]
-    pieces: frozenset[str]
-    is_open: bool
-
-
-@functools.lru_cache(maxsize=10_000)
-def computed_names(code: CodeType) -> ComputedNames:
-    """Return the names with which a piece of code calls `getattr` and its like."""
-    whole: set[str] = set()
-    pieces: set[str] = set()
-    is_open = False
-    for nested in (constant for constant in code.co_consts if isinstance(constant, CodeType)):
-        inner = computed_names(nested)
-        whole |= inner.whole
-        pieces |= inner.pieces
-        is_open |= inner.is_open
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("PRECALL", "CACHE", "EXTENDED_ARG")]
-    for start, instruction in enumerate(instructions):
-        if instruction.argval in _READ_BY_NAME and instruction.opcode in dis.hasname:
-            end = next((i for i in range(start, len(instructions)) if instructions[i].opname == "CALL"), None)
-            if end is None:  # handed to other code
-                is_open = True
-                continue
-            inside = instructions[start + 1 : end - (instructions[end].arg == _ARGUMENTS_WITH_DEFAULT)]
-            texts = {i.argval for i in inside if i.opname == "LOAD_CONST" and isinstance(i.argval, str)}
-            if any(i.opname in ("BUILD_STRING", "BINARY_OP") for i in inside):
-                pieces |= texts
-            else:
-                whole.update(part for text in texts for part in text.split("."))
-            is_open |= not texts
-    return ComputedNames(frozenset(whole), frozenset(pieces - {""}), is_open)
-
-
-_ARGUMENTS_WITH_DEFAULT = 3
-"""Number of arguments of a `getattr` with a default."""
