@@ -133,8 +133,11 @@ def _names_in(code: CodeType, scope: Mapping[str, object]) -> Iterator[object]:
         if instruction.opcode not in dis.hasname:
             continue
         if _is_environment(scope.get(instruction.argval)) if is_global else instruction.argval in _NAMES:
-            before, after = instructions[: number if is_global else number - 1], instructions[number + 1 :]
-            key = before[-1] if before and after and after[0].opname == "CONTAINS_OP" else _key(after)
+            first, after = number if is_global else number - 1, instructions[number + 1 :]
+            if first > 0 and after and after[0].opname == "CONTAINS_OP":
+                key = None if instructions[first].is_jump_target else instructions[first - 1]  # None for a choice
+            else:
+                key = _key(after)
             yield None if key is None else _constant(key, scope)
 
 

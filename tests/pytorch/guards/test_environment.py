@@ -30,6 +30,8 @@ COMPUTED: dict[str, Callable[..., object]] = {
     "sum": lambda: os.environ.get("GUAR" + NAME),
     "computed default": lambda: os.environ.get("OTHER", str(1)),
     "computed name in": lambda name: f"{name}D" in environ,
+    "name or text in": lambda name: [(name or "GUARDED") in os.environ],
+    "two arguments": lambda name, default: os.environ.get(name, default),
     "all": lambda: dict(os.environ),
     "closure": (lambda held: lambda: held["OTHER"])(os.environ),
 }
