@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TESTED_TORCH = ("2.13", "2.14", "2.15")
 """Minor versions of torch with which all PyTorch tests were run; the extra `torch` allows those between, too."""
-TESTED_PYTHON = ("3.11", "3.12")
+TESTED_PYTHON = ("3.11", "3.12", "3.13")
 
 
 def is_tested(torch_version: str) -> bool:
