@@ -36,7 +36,7 @@ def fit_html(fit: Fit) -> str:
 <h2>What fits</h2>
 {html_table([("", "plainly", "with a plan", "proof"), *reaches]) if reaches else "<p>Not looked at.</p>"}
 <h2>What each change saves and costs</h2>
-{html_table([("change", "saves", "peak", "time", "fits", "how"), *lever_rows(fit)])}
+{html_table([("change", "saves", "peak", "time", "fits", "how"), *lever_rows(fit.levers)])}
 <ul>{notes}</ul>"""
     return html_page(title, _STYLE, body)
 

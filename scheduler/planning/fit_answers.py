@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from scheduler.devices import Device
@@ -277,7 +277,7 @@ def _page(fit: Fit) -> Iterator[str]:
         yield "\nWhat fits:"
         yield text_table([("", "plainly", "with a plan", ""), *reaches])
     yield "\nWhat each change saves and costs:"
-    yield text_table([("change", "saves", "peak", "time", "fits", "how"), *lever_rows(fit)])
+    yield text_table([("change", "saves", "peak", "time", "fits", "how"), *lever_rows(fit.levers)])
     if fit.assumptions or fit.notes:
         yield ""
     for text in (*fit.assumptions, *fit.notes):
@@ -343,9 +343,9 @@ def reach_rows(fit: Fit) -> Iterator[tuple[str, str, str, str]]:
             yield name, str(reach.plain or "none"), str(reach.planned or "none"), proof
 
 
-def lever_rows(fit: Fit) -> Iterator[tuple[str, str, str, str, str, str]]:
+def lever_rows(levers: Iterable[Lever]) -> Iterator[tuple[str, str, str, str, str, str]]:
     """Yield the levers as rows: what, what it saves, the peak, the change of time, whether it fits, and how."""
-    for lever in fit.levers:
+    for lever in levers:
         if lever.time_factor is None:
             time = "not estimated"
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from scheduler.graph import Graph, Tensor
@@ -26,6 +27,32 @@ def with_gradients_handed_over(graph: Graph) -> Graph:
     makers = [operation.name for operation in graph.operations if gradients.intersection(operation.outputs)]
     results = tuple(name for name in graph.results if name not in gradients)
     return replace(graph, results=results, required=tuple(dict.fromkeys((*graph.required, *makers))))
+
+
+def in_proportion(graph: Graph, part: int, whole: int, *, kept: Collection[Role] = ()) -> Graph:
+    """Return a graph with part / whole of the bytes and times, as an estimate of a smaller step.
+
+    Parameters
+    ----------
+    graph : Graph
+    part, whole : int
+    kept : collection of Role
+        Tensors of these roles keep their sizes.
+    """
+
+    def scaled(size: int) -> int:
+        return -(-size * part // whole)
+
+    return replace(
+        graph,
+        tensors=tuple(
+            tensor if tensor.role in kept else replace(tensor, size_bytes=scaled(tensor.size_bytes))
+            for tensor in graph.tensors
+        ),
+        operations=tuple(
+            replace(o, time=o.time * part / whole, workspace_bytes=scaled(o.workspace_bytes)) for o in graph.operations
+        ),
+    )
 
 
 def gradient_names(graph: Graph) -> tuple[str, ...]:

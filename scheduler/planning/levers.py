@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from scheduler.devices import Device
 from scheduler.graph import Graph
-from scheduler.plan import Plan
 from scheduler.planning.fit_answers import Lever, Need
 from scheduler.planning.graph_variants import gradient_bytes, gradient_names, with_gradients_handed_over, with_resident
 from scheduler.problem import Problem
@@ -42,6 +41,13 @@ class PlainStep:
     device: Device
     need: Need
 
+    @classmethod
+    def of(cls, graph: Graph, state_bytes: int, temporary_bytes: int, device: Device) -> PlainStep:
+        """Return the step of a graph without the optimizer's state."""
+        held = with_resident(graph, "optimizer", state_bytes, "optimizer state")
+        need = Need.of(held, Problem(held, 0).save_everything, device, temporary_bytes)
+        return cls(graph, held, state_bytes, temporary_bytes, device, need)
+
     def need_of(self, graph: Graph, state_bytes: int | None = None, temporary_bytes: int | None = None) -> Need:
         """Return what another graph needs plainly, with the same optimizer or with another one."""
         held = with_resident(
@@ -57,22 +63,32 @@ class PlainStep:
         return Lever(name, need.peak_bytes, saved, time_factor, need.fits, how)
 
 
-def recomputation(step: PlainStep, plan: Plan, need: Need) -> Lever:
-    """Return the lever of a plan."""
-    how = 'checkpointed(model, "auto", ...)' if need.fits else 'checkpointed(model, "min", ...)'
+def recomputation(step: PlainStep, need: Need, budget: str = "auto") -> Lever:
+    """Return the lever of a plan, by its need and the budget that gives it."""
+    how = f'checkpointed(model, "{budget if need.fits else "min"}", ...)'
     return step.lever("recompute", need, how, need.time / step.need.time)
 
 
-def accumulation(step: PlainStep, graph: Graph, micro_batch: int, count: int) -> Lever:
-    """Return the lever of so many smaller batches, whose gradients are added up.
+def accumulation(step: PlainStep, graph_at: Callable[[int], Graph], batch_size: int) -> Lever:
+    """Return the lever of the fewest smaller batches that fit, whose gradients are added up.
 
     Parameters
     ----------
     step : PlainStep
-    graph : Graph
-        Of the smaller batch.
-    micro_batch, count : int
+    graph_at : callable
+        Returns the graph of a smaller batch, without the optimizer's state.
+    batch_size : int
+        Of the step; at least 2. If not even single samples fit, the lever is that of these.
     """
+    sizes = (size for size in range(batch_size // 2, 0, -1) if batch_size % size == 0)
+    for size in sizes:
+        lever = _accumulation(step, graph_at(size), size, batch_size // size)
+        if lever.fits:
+            break
+    return lever
+
+
+def _accumulation(step: PlainStep, graph: Graph, micro_batch: int, count: int) -> Lever:
     existing = with_resident(with_gradients_handed_over(graph), "existing gradients", gradient_bytes(graph), "gradient")
     need = step.need_of(existing)
     how = f"{count} backward passes with batches of {micro_batch} before each step of the optimizer"
@@ -160,6 +176,6 @@ def parameter_blocks(graph: Graph) -> tuple[dict[str, int], int]:
     return dict(blocks), rest
 
 
-def ranked(levers: Iterator[Lever]) -> tuple[Lever, ...]:
+def ranked(levers: Iterable[Lever]) -> tuple[Lever, ...]:
     """Return levers, those that save most first."""
     return tuple(sorted(levers, key=lambda lever: -lever.saved_bytes))

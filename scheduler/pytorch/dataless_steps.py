@@ -12,10 +12,8 @@ from scheduler.devices import Device
 from scheduler.errors import CaptureError, InvalidOptionError
 from scheduler.graph import Graph
 from scheduler.planning.deep_graphs import deep_graph_at
-from scheduler.planning.fit_answers import Need
 from scheduler.planning.graph_variants import with_resident
 from scheduler.planning.levers import PlainStep
-from scheduler.problem import Problem
 from scheduler.pytorch.costs.operators import Costs
 from scheduler.pytorch.measurement.optimizer_memory import MakeOptimizer, OptimizerMemory, optimizer_memory
 from scheduler.pytorch.models.catalog import Arguments
@@ -118,9 +116,7 @@ class DatalessSteps:
         """Return the step without a plan."""
         memory = self.memory(self.dtype, self.optimizer)
         graph = self.plain_graph(batch_size, length, self.dtype)
-        held = self._held(graph)
-        need = Need.of(held, Problem(held, 0).save_everything, self.device, memory.temporary_bytes)
-        return PlainStep(graph, held, memory.state_bytes, memory.temporary_bytes, self.device, need)
+        return PlainStep.of(graph, memory.state_bytes, memory.temporary_bytes, self.device)
 
     def traced(self, run: Callable[..., Graph], model: nn.Module, sizes: Sizes) -> Graph:
         """Return the graph of a step of a model, by `trace` or `trace_eager`."""

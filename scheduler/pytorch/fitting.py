@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from scheduler.api import TRAINING_GAP, make_plan
 from scheduler.devices import Device
 from scheduler.devices import device as find_device
-from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidOptionError, OutOfTimeError, SlowPlanWarning
+from scheduler.errors import CaptureError, InvalidOptionError, OutOfTimeError
 from scheduler.graph import Graph
 from scheduler.plan import Plan
 from scheduler.planning.batch_scaling import Growth
+from scheduler.planning.device_plans import find_plan
 from scheduler.planning.fit_answers import Fit, Lever, Need, Reach
 from scheduler.planning.graph_variants import gradient_bytes
 from scheduler.planning.levers import (
@@ -35,20 +34,13 @@ from scheduler.planning.reach import Growths, ReachSearch
 from scheduler.problem import Problem
 from scheduler.pytorch.dataless_steps import DatalessSteps, MakeBatch
 from scheduler.pytorch.largest_batch import plan_of_schedule
-from scheduler.pytorch.measurement.optimizer_memory import MakeOptimizer
+from scheduler.pytorch.measurement.optimizer_memory import LIGHT_OPTIMIZERS, MakeOptimizer
 from scheduler.schedule import Schedule
 from scheduler.solvers.deadline import Deadline
 from scheduler.validation import time_of
 
-_PLANNING_SHARE = 0.4
-"""Share of the remaining time for the search for a plan."""
-_PLANNING_SECONDS = 10.0
 _REACH_SHARE = 0.5
 """Share of the remaining time for the largest batch, and then for the longest length."""
-_TRIES = 3
-"""Plans within smaller and smaller budgets, until the segments of the allocator fit too."""
-_STEP = 1.5
-"""How far a budget is lowered, as a multiple of what the segments exceed: they shrink by less than the budget."""
 MOST_SAMPLES = 2**16
 """The largest batch that is tried."""
 
@@ -142,7 +134,7 @@ def fit(
     step = steps.plain(batch_size, length)
     graph = step.held if steps.is_plain_plannable else steps.graph(batch_size, length)
     progress("planning")
-    plan, planned = _find_plan(graph, step, deadline)
+    plan, planned = find_plan(graph, step, deadline)
     search = _Search(steps, step, graph, plan, deadline, batch_size, length, longest or 16 * (length or 1))
     batches, lengths = search.batches(), search.lengths()
     if planned is not None and not planned.fits and search.schedule is not None:
@@ -182,42 +174,6 @@ def _check_options(batch_size: int, length: int | None, time_limit: float) -> No
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
         if not is_count and not (name == "length" and value is None):
             raise InvalidOptionError(f"{name} must be an int >= 1, got {value!r}")
-
-
-def _find_plan(graph: Graph, step: PlainStep, deadline: Deadline) -> tuple[Plan | None, Need | None]:
-    """Return the fastest plan that fits, or one with a small peak, and what it needs; no plan if none is needed."""
-    if step.need.fits:
-        return None, step.need
-    usable = step.need.usable_bytes
-    budget = known = usable
-    plan, need = None, None
-    for _ in range(_TRIES):
-        seconds = max(1.0, min(_PLANNING_SECONDS, _PLANNING_SHARE * deadline.remaining))
-        try:
-            plan = _make_plan(graph, budget, seconds)
-        except OutOfTimeError:
-            break
-        except BudgetTooSmallError:
-            if plan is None:
-                break
-            budget = (budget + known) // 2
-            continue
-        need = Need.of(graph, plan.schedule, step.device, step.temporary_bytes)
-        if need.fits or need.optimizer_step_bytes > usable:
-            return plan, need
-        known = budget
-        budget -= max(int(_STEP * (need.reserved_bytes - usable)), usable // 200)
-    if plan is None:
-        seconds = max(1.0, min(_PLANNING_SECONDS, _PLANNING_SHARE * deadline.remaining))
-        plan = _make_plan(graph, "min", seconds)
-        need = Need.of(graph, plan.schedule, step.device, step.temporary_bytes)
-    return plan, need
-
-
-def _make_plan(graph: Graph, budget: int | str, seconds: float) -> Plan:
-    with warnings.catch_warnings():  # the answer says what a plan costs
-        warnings.simplefilter("ignore", SlowPlanWarning)
-        return make_plan(graph, budget, time_limit=seconds, gap=TRAINING_GAP)
 
 
 def _parts(step: PlainStep) -> tuple[Part, ...]:
@@ -304,12 +260,12 @@ class _Search:
         """Yield what helps; what cannot be found in the time that is left is noted."""
         step, steps = self._step, self._steps
         if plan is not None and planned is not None:
-            yield recomputation(step, plan, planned)
+            yield recomputation(step, planned)
         yield handed_over_gradients(step)
         for devices in SHARDS:
             yield sharding(step, devices)
         own = steps.memory(steps.dtype, steps.optimizer)
-        for name in ("adafactor", "sgd-momentum", "sgd"):
+        for name in LIGHT_OPTIMIZERS:
             memory = steps.memory(steps.dtype, name)
             if memory.state_bytes < own.state_bytes:
                 yield other_optimizer(step, name, memory.state_bytes, memory.temporary_bytes)
@@ -320,17 +276,16 @@ class _Search:
                 self.notes.append(f"what a change saves is not known: {error}")
 
     def _accumulation(self) -> Iterator[Lever]:
-        whole = self._batch_size
-        if whole == 1:
-            return
         growth = self._by_batch.plain
-        for size in (size for size in range(whole // 2, 0, -1) if whole % size == 0):
-            lever = accumulation(self._step, _without_state(growth.estimate(size)), size, whole // size)
-            if lever.fits or size == 1:
-                yield lever
-                break
-        if size == 1 and 1 not in growth.traced:
-            self.notes.append("what a batch of 1 needs is estimated from larger batches")
+
+        def graph_at(size: int) -> Graph:
+            graph = growth.estimate(size)
+            if size == 1 and 1 not in growth.traced:
+                self.notes.append("what a batch of 1 needs is estimated from larger batches")
+            return _without_state(graph)
+
+        if self._batch_size > 1:
+            yield accumulation(self._step, graph_at, self._batch_size)
 
     def _shorter(self) -> Iterator[Lever]:
         if self._length is not None and self._length // self._unit >= 2:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -11,11 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from scheduler.api import make_plan
-from scheduler.errors import BudgetTooSmallError, SchedulerError
+from scheduler.devices import THIS_MACHINE, Device, Platform
+from scheduler.errors import SchedulerError
 from scheduler.graph import Graph
-from scheduler.problem import save_everything
-from scheduler.pytorch.capture.device_memory import read_device_memory
+from scheduler.graph.operations import Role
+from scheduler.planning.device_plans import find_plan
+from scheduler.planning.fit_answers import Lever, lever_rows
+from scheduler.planning.graph_variants import in_proportion, with_resident
+from scheduler.planning.levers import (
+    SHARDS,
+    PlainStep,
+    accumulation,
+    handed_over_gradients,
+    other_dtype,
+    other_optimizer,
+    ranked,
+    recomputation,
+    sharding,
+)
+from scheduler.pytorch.capture.device_memory import DeviceMemory, read_device_memory
 from scheduler.pytorch.capture.exporting import export_joint
 from scheduler.pytorch.capture.exporting.eager_kernels import masks_of_eager
 from scheduler.pytorch.measurement.free_memory import free_bytes
@@ -26,36 +39,16 @@ from scheduler.pytorch.measurement.live_memory import (
     activations_by_module,
     bytes_by_kind,
 )
+from scheduler.pytorch.measurement.optimizer_memory import LIGHT_OPTIMIZERS, optimizer_memory
 from scheduler.pytorch.torch_private.autograd import modes_disabled
 from scheduler.pytorch.torch_private.pytree import tree_leaves
 from scheduler.pytorch.torch_private.tensors import FakeTensorMode
 from scheduler.pytorch.tracing import capture_joint
-from scheduler.simulator import simulate
-from scheduler.units import format_bytes, format_percent, parse_bytes, text_table
+from scheduler.solvers.deadline import Deadline
+from scheduler.units import format_bytes, parse_bytes, text_table
 
 _MODULES_SHOWN = 8
-_MOST_DEVICES = 64
-_PLAN_GAP = 0.05
-
-
-@dataclass(frozen=True)
-class Lever:
-    """A change of the step, and whether it makes the step fit.
-
-    Attributes
-    ----------
-    name : str
-    peak_bytes : int or None
-        Predicted or estimated peak of the whole step with it; None if it is unknown.
-    suffices : bool
-    advice : str
-        How to apply it, and what it costs.
-    """
-
-    name: str
-    peak_bytes: int | None
-    suffices: bool
-    advice: str
+_OF_ANY_BATCH: tuple[Role, ...] = ("parameter", "buffer", "gradient", "optimizer state", "constant")
 
 
 @dataclass(frozen=True)
@@ -76,11 +69,11 @@ class MemoryReport:
         What was there for the step, or on the CPU without a limit, what was live: the step had
         at least as much.
     peak_bytes : int or None
-        Predicted peak of the whole step without recomputation; None if it cannot be captured.
+        Predicted peak of the tensors of the whole step without recomputation; None if it cannot be captured.
     levers : tuple of Lever
-        Those that suffice first.
+        Changes of the step that need less, with time in FLOPs. Those that suffice come first.
     note : str
-        Why nothing is predicted, "" if it is.
+        What is not predicted, and why; "" if all is.
     """
 
     operator: str
@@ -105,16 +98,16 @@ class MemoryReport:
             rows.append(("cached", f"{format_bytes(self.cached_bytes)} that the allocator kept beyond it"))
         rows.append(("capacity", format_bytes(self.capacity_bytes)))
         rows.append(("the step needs", self._needed()))
-        for lever in self.levers:
-            peak = "" if lever.peak_bytes is None else f" ({format_bytes(lever.peak_bytes)})"
-            rows.append((lever.name, f"{'suffices' if lever.suffices else 'is not enough'}{peak}: {lever.advice}"))
-        return text_table(rows)
+        text = text_table(rows)
+        if self.levers:
+            header = ("change", "saves", "peak", "FLOPs", "suffices", "how")
+            text += f"\n\nWhat each change saves and costs:\n{text_table([header, *lever_rows(self.levers)])}"
+        return f"{text}\n- {self.note}" if self.note else text
 
     def _needed(self) -> str:
         if self.peak_bytes is None:
-            return f"unknown: {self.note}"
-        more = " for its tensors; workspaces and rounding come on top" if self.peak_bytes <= self.capacity_bytes else ""
-        return format_bytes(self.peak_bytes) + more
+            return "unknown"
+        return f"{format_bytes(self.peak_bytes)} for its tensors; workspaces come on top"
 
     def _module_rows(self) -> list[tuple[str, str]]:
         shown = [*self.activation_bytes.items()][:_MODULES_SHOWN]
@@ -148,9 +141,10 @@ def explain_oom(
 
     The steps run as they are, but slower: each operator is watched, to know which module allocated
     what. When one runs out of memory, the error says what was live by kind and by module, and
-    which changes of the step make it fit: recomputation, by a plan for the shapes of the last call
-    of the model; and by estimates from it a smaller batch, bfloat16, another optimizer, and shards
-    on several devices.
+    which changes of the step make it fit, for the shapes of the last call of the model:
+    recomputation, smaller batches, bfloat16, another optimizer, gradients handed over in hooks, and
+    shards on several devices. Nothing but the step itself is traced, so smaller batches and
+    bfloat16 are estimated in proportion.
 
     Parameters
     ----------
@@ -213,7 +207,7 @@ def _explain(
         cached = max(0, torch.cuda.memory_reserved(device) - total)
         total = free_bytes(device) + torch.cuda.memory_allocated(device)
     capacity = total if allowed is None else allowed
-    step, note = _graphs_of(model, optimizer, watch)
+    answer = _predict(model, optimizer, watch, _device(device, capacity), Deadline(time_limit))
     return MemoryReport(
         operator=failure.operator,
         module=failure.module,
@@ -221,28 +215,40 @@ def _explain(
         activation_bytes=activations_by_module(failure, (tensor for kind in kinds.values() for tensor in kind)),
         cached_bytes=cached,
         capacity_bytes=capacity,
-        peak_bytes=None if step is None else _plain_peak(step.plain),
-        levers=() if step is None else _levers(step, capacity, _batch_size(watch), time_limit),
-        note=note,
+        peak_bytes=answer.peak_bytes,
+        levers=answer.levers,
+        note=answer.note,
     )
 
 
+def _device(where: torch.device, capacity: int) -> Device:
+    """Return the device of a step, with the memory that the step may take."""
+    if where.type != "cuda":
+        return Device(name=THIS_MACHINE, platform="cpu", memory_bytes=capacity, context_bytes=0)
+    platform: Platform = "rocm" if torch.version.hip else "cuda"
+    return Device(name=torch.cuda.get_device_name(where), platform=platform, memory_bytes=capacity, context_bytes=0)
+
+
 @dataclass(frozen=True)
-class _Step:
-    """The graphs of a step: as eager PyTorch runs it, and as a plan does, which writes over some inputs."""
+class _Prediction:
+    """What a step needs, and what helps: the fields of the report."""
 
-    plain: Graph
-    captured: Graph
+    peak_bytes: int | None = None
+    levers: tuple[Lever, ...] = ()
+    note: str = ""
 
 
-def _graphs_of(model: nn.Module, optimizer: Optimizer | None, watch: LiveMemory) -> tuple[_Step | None, str]:
-    """Return the graphs of the model's last call, traced without its data, or why there are none."""
+def _predict(
+    model: nn.Module, optimizer: Optimizer | None, watch: LiveMemory, device: Device, deadline: Deadline
+) -> _Prediction:
+    """Return what the model's last call needs, traced without its data, and what helps; or why that is unknown."""
     if watch.arguments is None:
-        return None, "the model was not called"
+        return _Prediction(note="nothing is predicted: the model was not called")
     args, kwargs = watch.arguments
+    memory = DeviceMemory(accumulate_gradients=watch.had_gradients)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):  # the state of a first step is asked for without memory
-            memory = read_device_memory(model, 0, optimizer, watch.had_gradients)
+            state_bytes = sum(tensor.size_bytes for tensor in read_device_memory(model, 0, optimizer).tensors)
         with masks_of_eager():
             eager = replace(export_joint(model, args, kwargs, None), as_eager=True)
         plain, captured = (
@@ -250,71 +256,33 @@ def _graphs_of(model: nn.Module, optimizer: Optimizer | None, watch: LiveMemory)
             for joint in (eager, export_joint(model, args, kwargs, None))
         )
     except SchedulerError as error:
-        return None, str(error)
-    return _Step(plain, captured), ""
-
-
-def _plain_peak(graph: Graph) -> int:
-    return simulate(graph, save_everything(graph)).peak_bytes
-
-
-def _levers(step: _Step, capacity: int, batch: int, time_limit: float) -> tuple[Lever, ...]:
-    """Return the changes that could make a step fit, those that suffice first."""
-    graph, plain = step.plain, _plain_peak(step.plain)
-    sizes = graph.resident_bytes_by_role()
-    gradients = sum(graph.tensor(name).size_bytes for name in graph.results if graph.tensor(name).role == "gradient")
-    state = sizes["optimizer state"]
-    # Whatever the batch, these are there; the rest grows in proportion to it.
-    fixed = min(plain, sizes["parameter"] + sizes["buffer"] + sizes["gradient"] + state + gradients)
-    growing = plain - fixed
-    levers = [_recomputation(step.captured, capacity, time_limit)]
-    if batch > 1:
-        most = max(1, min(batch - 1, math.floor(batch * (capacity - fixed) / max(1, growing))))
-        peak = fixed + math.ceil(growing * most / batch)
-        levers.append(
-            Lever(
-                "smaller batch",
-                peak,
-                peak <= capacity,
-                f"{most} of {batch} examples at a time, with the gradients of {math.ceil(batch / most)} steps added"
-                " (estimated in proportion)",
-            )
-        )
-    half = plain // 2
-    if _has_only_float32(graph):
-        levers.append(Lever("bfloat16", half, half <= capacity, "model, inputs and optimizer state in half the bytes"))
-    if state:
-        levers.append(
-            Lever(
-                "another optimizer",
-                plain - state,
-                plain - state <= capacity,
-                f"SGD without momentum has no state ({format_bytes(state)} now); 8-bit states have a quarter",
-            )
-        )
-    devices = next((n for n in range(2, _MOST_DEVICES + 1) if growing + fixed / n <= capacity), _MOST_DEVICES)
-    peak = growing + math.ceil(fixed / devices)
-    levers.append(
-        Lever("FSDP", peak, peak <= capacity, f"parameters, gradients and state in shards on {devices} devices")
-    )
-    return tuple(sorted(levers, key=lambda lever: not lever.suffices))
-
-
-def _recomputation(graph: Graph, capacity: int, time_limit: float) -> Lever:
-    """Return what a plan makes of the step."""
+        return _Prediction(note=f"nothing is predicted: {error}")
+    step = PlainStep.of(plain, state_bytes, 0, device)
+    levers, note = [*_levers(step, model, _batch_size(watch))], ""
     try:
-        plan = make_plan(graph, capacity, time_limit=time_limit, gap=_PLAN_GAP)
-    except BudgetTooSmallError as error:
-        return Lever("recomputation", None, False, str(error).partition(": ")[0])
+        plan, need = find_plan(with_resident(captured, "optimizer", state_bytes, "optimizer state"), step, deadline)
+        if plan is not None and need is not None:
+            levers.append(recomputation(step, need, f"{plan.budget_bytes}B"))
     except SchedulerError as error:
-        return Lever("recomputation", None, False, str(error))
-    return Lever(
-        "recomputation",
-        plan.peak_bytes,
-        True,
-        f'checkpointed(model, "{capacity}B", ...) runs {format_percent(plan.overhead)} more FLOPs; live storages,'
-        " so leave some room for workspaces",
-    )
+        note = f"what recomputation saves is not known: {error}"
+    helpful = ranked(lever for lever in levers if lever.saved_bytes > 0)
+    return _Prediction(step.need.peak_bytes, tuple(sorted(helpful, key=lambda lever: not lever.fits)), note)
+
+
+def _levers(step: PlainStep, model: nn.Module, batch: int) -> Iterator[Lever]:
+    """Yield the changes of a step that need no plan; what would have to be traced is estimated."""
+    yield handed_over_gradients(step)
+    shards = [sharding(step, devices) for devices in SHARDS]
+    yield next((lever for lever in shards if lever.fits), shards[-1])
+    for name in LIGHT_OPTIMIZERS if step.state_bytes else ():
+        memory = optimizer_memory(model.parameters(), name, step.device.platform.replace("rocm", "cuda"))
+        yield other_optimizer(step, name, memory.state_bytes, 0)
+    if batch > 1:
+        lever = accumulation(step, lambda size: in_proportion(step.graph, size, batch, kept=_OF_ANY_BATCH), batch)
+        yield replace(lever, how=f"{lever.how} (estimated in proportion)")
+    if _has_only_float32(step.graph):
+        lever = other_dtype(step, in_proportion(step.graph, 1, 2), step.state_bytes // 2, 0)
+        yield replace(lever, time_factor=None, how=f"{lever.how} (estimated: half of the bytes)")
 
 
 def _has_only_float32(graph: Graph) -> bool:

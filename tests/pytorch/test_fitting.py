@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,17 +11,16 @@ from torch import nn
 
 from scheduler.cli import main
 from scheduler.devices import Device
-from scheduler.errors import BudgetTooSmallError, InvalidOptionError
+from scheduler.errors import InvalidOptionError
 from scheduler.planning.fit_answers import Fit, Need
 from scheduler.planning.graph_variants import with_resident
 from scheduler.planning.levers import LINK_EFFICIENCY
 from scheduler.planning.peak_contents import total_by_kind
 from scheduler.problem import Problem
-from scheduler.pytorch import checkpointed, fit, fitting, trace
+from scheduler.pytorch import checkpointed, fit, trace
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, storage_bytes, training_step
 from scheduler.pytorch.measurement.optimizer_memory import optimizer_memory
 from scheduler.pytorch.models.catalog import Arguments
-from scheduler.solvers.deadline import Deadline
 from tests.support.fake_clock import FakeClock
 
 WIDTH, DEPTH = 64, 6
@@ -158,31 +156,6 @@ def test_levers_save_what_they_say() -> None:
     seconds = (3 * WEIGHTS / 2 + 2 * WEIGHTS / DEPTH / 2) / (LINK_EFFICIENCY * PEER_RATE)
     assert seconds > 100 * found.plain.time
     assert levers["FSDP over 2"].time_factor == pytest.approx(seconds / found.plain.time, rel=1e-4)
-
-
-@pytest.mark.parametrize("least", [0.0, 0.95])
-def test_budgets_are_lowered_until_the_segments_fit(monkeypatch: pytest.MonkeyPatch, least: float) -> None:
-    """Segments keep 4 % of the memory, and a fifth more of what is below it; no plan needs less than `least`."""
-    usable, budgets = 10**6, []
-
-    def plan(graph: object, budget: int, seconds: float) -> SimpleNamespace:
-        budgets.append(budget)
-        if budget < least * usable:
-            raise BudgetTooSmallError("no schedule fits")
-        return SimpleNamespace(schedule=budget)
-
-    def need(graph: object, budget: int, *others: object) -> Need:
-        reserved = budget + usable // 25 + (usable - budget) // 5
-        return Need(budget, budget, reserved, usable, 0, 1.0)
-
-    monkeypatch.setattr(fitting, "_make_plan", plan)
-    monkeypatch.setattr(Need, "of", need)
-    step = SimpleNamespace(need=Need(2 * usable, 0, 2 * usable, usable, 0, 1.0), device=None, temporary_bytes=0)
-    found = fitting._find_plan(None, step, Deadline(10.0))[1]  # type: ignore[arg-type]
-    assert found is not None
-    assert found.fits == (not least)
-    # A budget that is too small does not end the search.
-    assert budgets == ([10**6, 940_000] if found.fits else [10**6, 940_000, 970_000])
 
 
 def test_the_step_of_the_optimizer_may_need_most() -> None:

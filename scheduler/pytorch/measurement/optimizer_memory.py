@@ -27,7 +27,9 @@ OPTIMIZERS: Mapping[str, MakeOptimizer] = {
     "sgd-momentum": partial(torch.optim.SGD, lr=_RATE, momentum=0.9),
     "sgd": partial(torch.optim.SGD, lr=_RATE),
 }
-"""Optimizers by name, with the defaults of torch. All but "adamw" and "adam" have less state."""
+"""Optimizers by name, with the defaults of torch."""
+LIGHT_OPTIMIZERS = ("adafactor", "sgd-momentum", "sgd")
+"""Those with less state than Adam."""
 
 
 @dataclass(frozen=True)
