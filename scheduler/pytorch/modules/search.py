@@ -190,7 +190,8 @@ class Chooser:
             for candidate in self.by_hand:
                 self._note(found, candidate, budget_bytes)
         if not self._is_done(found, gap):
-            self._tighten(found, self.plain, budget_bytes, deadline)
+            limit = patience if patience is not None and found.best is not None else deadline
+            self._tighten(found, self.plain, budget_bytes, limit)
         if found.best is not None and not self._is_done(found, gap):
             limit = patience or deadline
             limit = limit.within(limit.remaining / 4)
