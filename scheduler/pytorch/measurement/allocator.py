@@ -72,7 +72,8 @@ def peaks_of_regions(run: Callable[[], object], prefix: str) -> dict[str, int]:
         elif (name := event.name).startswith(prefix):
             spans[name] = event
     allocations.sort(key=_time_of)
-    return {name: peak_bytes(_within(span, allocations)) for name, span in spans.items()}
+    times = [time for time, *_ in allocations]
+    return {name: peak_bytes(_within(span, allocations, times)) for name, span in spans.items()}
 
 
 def named_region(name: str, *, active: bool = True) -> AbstractContextManager[object]:
@@ -107,11 +108,10 @@ def _time_of(allocation: Allocation) -> int:
     return allocation[0]
 
 
-def _within(span: ProfilerEvent, allocations: Sequence[Allocation]) -> Sequence[Allocation]:
+def _within(span: ProfilerEvent, allocations: Sequence[Allocation], times: Sequence[int]) -> Sequence[Allocation]:
     """Return the allocations of all threads during an event."""
-    begin = bisect.bisect_left(allocations, span.start_time_ns, key=_time_of)
-    end = bisect.bisect_right(allocations, span.end_time_ns, key=_time_of)
-    return allocations[begin:end]
+    begin = bisect.bisect_left(times, span.start_time_ns)
+    return allocations[begin : bisect.bisect_right(times, span.end_time_ns, begin)]
 
 
 def peak_bytes(allocations: Sequence[Allocation]) -> int:

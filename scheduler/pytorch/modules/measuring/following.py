@@ -90,6 +90,7 @@ class Calls:
         self._generators = generators
         self._stack: list[int] = []
         self._counts: Counter[str] = Counter()
+        self._parts: dict[nn.Module, Parts] = {}
         self._begin_segment()
 
     @contextlib.contextmanager
@@ -100,7 +101,7 @@ class Calls:
         frozen, tensors = freeze(*arguments)
         refusal = "it takes an iterator" if frozen.has_iterators else self._refusal(module)
         found = SeenCall(name, number, caller, begin=len(self._observer.log.events), refusal=refusal)
-        tensors += tensors_held_for(module)
+        tensors += tensors_held_for(self._parts_of(module))
         found.inputs = [n for tensor in tensors for n in self._observer.numbers_of(tensor)]
         del frozen, tensors
         random = RandomState(self._generators)
@@ -145,7 +146,14 @@ class Calls:
             return "it runs without gradients, so it saves nothing"
         if saving_hook() != self._hook:
             return "what it saves goes to other hooks, such as those of activation checkpointing"
-        return "it is TorchScript" if isinstance(module, torch.jit.ScriptModule) else Parts(module).refusal
+        return "it is TorchScript" if isinstance(module, torch.jit.ScriptModule) else self._parts_of(module).refusal
+
+    def _parts_of(self, module: nn.Module) -> Parts:
+        if module in self._parts:
+            self._parts[module].update()
+        else:
+            self._parts[module] = Parts(module)
+        return self._parts[module]
 
     def _begin_segment(self) -> None:
         call = self._stack[-1] if self._stack else OUTSIDE

@@ -69,9 +69,9 @@ _SCRIPT_WITH_BUFFERS = (
 )
 
 
-def tensors_held_for(module: nn.Module) -> list[Tensor]:
-    """Return the tensors in attributes of a module and its submodules, which are kept for a recomputation."""
-    return Contents(Parts(module).modules, {}).tensors()
+def tensors_held_for(parts: Parts) -> list[Tensor]:
+    """Return the tensors in attributes of modules, which are kept for a recomputation of a call of them."""
+    return Contents(parts.modules, parts.attributes).tensors()
 
 
 class CallState:
