@@ -123,8 +123,9 @@ class Chooser:
             self._note(found, candidate, budget_bytes)
         blocks = self._program(budget_bytes, self.options.only(self._blocks))
         self._add(blocks, self.plain, budget_bytes)
-        self._solve(found, blocks, budget_bytes, gap, patience or deadline, proves=False)
+        self._solve(found, blocks, budget_bytes, _FIRST_GAP, patience or deadline, proves=False)
         self.greedy(budget_bytes, deadline, patience=patience, gap=gap, found=found)
+        self._solve(found, blocks, budget_bytes, gap, patience or deadline, proves=False, first_gap=gap)
         limit = patience if patience is not None and found.best is not None else deadline
         if found.best is None or limit.remaining > seconds:  # the program takes longer than its relaxation
             for point in self._tight_points:
@@ -143,9 +144,10 @@ class Chooser:
         patience: Deadline | None = None,
         *,
         proves: bool,
+        first_gap: float = _FIRST_GAP,
     ) -> None:
         """Solve a program until an answer fits, with a bound if it is a relaxation of every choice (`proves`)."""
-        current = max(gap, _FIRST_GAP)
+        current = max(gap, first_gap)
         while not self._is_done(found, gap):
             limit = patience if patience is not None and found.best is not None else deadline
             if limit.passed:
