@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import TIMEOUT_MAX, Lock
@@ -354,11 +353,16 @@ class _Policy:
             return
         starts = self.problem.starts if best.schedule is None else (best.schedule, *self.problem.starts)
         problem = replace(self.problem, starts=starts)
-        with suppress(UnsuitableProblemError):
+        try:
             limit = deadline.within(share * deadline.remaining, partial(self._update, deadline=deadline))
             proposal = propose(problem, deadline=limit, seed=self.seed)
             best.annotate(proposal)
             self._update(proposal, deadline)
+        except UnsuitableProblemError:
+            pass
+        except BaseException:
+            deadline.stop()  # Another search at the same time would go on.
+            raise
 
     def _update(self, proposal: Proposal, deadline: Deadline) -> None:
         """Take over a proposal; once the result is final, stop all searches with that deadline."""

@@ -140,3 +140,22 @@ def test_the_search_ends_when_one_part_proves_what_another_one_found(
     # Neither part ends before it is stopped: an answer shows that both were.
     solution = sc.solve(graph, "60%", time_limit=2)
     assert (solution.time, solution.status) == (known.time, sc.Status.OPTIMAL)
+
+
+def test_an_error_in_one_part_ends_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        while not deadline.passed:
+            time.sleep(0.001)
+        return Proposal(None, "input order")
+
+    def fail(problem: Problem, *, deadline: Deadline, seed: int, walkers: int, only_starts: bool) -> Proposal:
+        raise TypeError("broken")
+
+    graph = conv_net(5)
+    monkeypatch.setattr(auto.ilp, "propose", prove)
+    monkeypatch.setattr(auto.anneal, "search", fail)
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, ilp_alone_seconds=0.01))
+    with FakeClock(seconds_per_look=0.01) as fake:
+        with pytest.raises(TypeError, match="broken"):
+            sc.solve(graph, "60%", time_limit=1000)
+        assert fake.seconds < 100
