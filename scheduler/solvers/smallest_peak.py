@@ -20,10 +20,10 @@ SHARE_OF_TIME = 0.1
 _FRUGAL_SOLVERS = ("segments", "recompute-all")
 _MOST_RUNS_PER_OPERATION = 32
 """A step that recomputes more takes that many times as long, and to simulate its schedule takes seconds."""
-_MOST_GREEDY_BUDGETS = 12
+_MOST_GREEDY_BUDGETS = 8
 _MOST_EXACT_LAYERS = 100
 """The smallest persistent peak of a chain of at most so many layers is computed exactly."""
-_SQUEEZE_STEPS = 500
+_SQUEEZE_STEPS = 1000
 """`squeeze` ends when the gap is one step: the distance from the floor to the save-everything peak over this."""
 _FLOOR_SHARE = 0.3
 """Share of the time of `squeeze` for the floor, which usually takes much less."""
@@ -85,9 +85,8 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
 
     The starts of the problem are candidates. For a chain, persistent schedules are searched
     exactly. Walks that evict whenever memory is short find the least bytes that they need by
-    bisection. Solvers that keep little run once, and the greedy search runs with the floor as its
-    budget, then with budgets half way to the best peak, again and again. The search ends as
-    soon as a peak fits the problem's budget.
+    bisection, and so does the greedy search, which also recomputes results. Solvers that keep
+    little run once. The search ends as soon as a peak fits the problem's budget.
 
     Schedules of more than `_MOST_RUNS_PER_OPERATION` runs an operation count only if they are
     what fits the problem's budget, or if nothing else saves memory.
@@ -100,14 +99,9 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
         search.ask("dp", _least_persistent_peak(chain))
     if not search.fits:
         search.walk()
-    budget = problem.floor.bytes
     for name in _FRUGAL_SOLVERS:
-        search.ask(name, budget)
-    for _ in range(_MOST_GREEDY_BUDGETS):
-        if budget >= search.peak_bytes or search.fits or deadline.passed:
-            break
-        search.ask("greedy", budget)
-        budget = (budget + search.peak_bytes + 1) // 2
+        search.ask(name, problem.floor.bytes)
+    search.ask_greedy()
     return search.peak_bytes, search.schedule
 
 
@@ -174,6 +168,7 @@ class _PeakSearch:
     def __init__(self, problem: Problem, deadline: Deadline) -> None:
         self.problem, self.deadline = problem, deadline
         self.peak_bytes, self.schedule = problem.baseline.peak_bytes, problem.save_everything
+        self.least = max(problem.floor.bytes, problem.budget_bytes)
 
     @property
     def fits(self) -> bool:
@@ -193,10 +188,9 @@ class _PeakSearch:
             # Imported on first use: `import scheduler` must not need numba.
             from scheduler.solvers.eviction_walk import Eviction, EvictionWalks
         walks = EvictionWalks(self.problem.graph)
-        least = max(self.problem.floor.bytes, self.problem.budget_bytes)
-        step = max(1, (self.problem.baseline.peak_bytes - least) // _SQUEEZE_STEPS)
+        step = max(1, (self.problem.baseline.peak_bytes - self.least) // _SQUEEZE_STEPS)
         for eviction in Eviction:
-            budget, failed = least, least - 1
+            budget, failed = self.least, self.least - 1
             while self.peak_bytes - failed > step and not (self.fits or self.deadline.passed):
                 schedule = walks.within(budget, eviction)
                 if schedule is not None:
@@ -204,6 +198,17 @@ class _PeakSearch:
                 if schedule is None or self.peak_bytes > budget:
                     failed = budget
                 budget = (failed + self.peak_bytes) // 2
+
+    def ask_greedy(self) -> None:
+        """Offer the schedules of the greedy search, by bisection for the least budget that it fits."""
+        budget, failed = self.least, self.least - 1
+        for _ in range(_MOST_GREEDY_BUDGETS):
+            if budget >= self.peak_bytes or self.fits or self.deadline.passed:
+                return
+            self.ask("greedy", budget)
+            if self.peak_bytes > budget:
+                failed = budget
+            budget = (failed + self.peak_bytes + 1) // 2
 
     def ask(self, solver: str, budget_bytes: int) -> None:
         """Offer a solver's schedule for another budget, unless the peak already fits."""

@@ -49,6 +49,24 @@ def test_what_is_known_is_not_searched_for_again() -> None:
     assert squeeze(Problem(GRAPH, 0), nothing_left).schedule != whole
 
 
+def test_results_are_recomputed_where_operations_need_workspace() -> None:
+    # The last two backward operations need 100 bytes of workspace while the gradients of the other weights are live.
+    layers = range(12)
+    sizes = {f"x{i}": 3 for i in range(13)} | {f"g{i}": 3 for i in range(13)} | {f"w{i}": 10 for i in layers}
+    operations = [sc.Operation(f"f{i}", [f"x{i}"], [f"x{i + 1}"], 1.0) for i in layers]
+    operations.append(sc.Operation("loss", ["x12"], ["g12"], 0.0, phase="backward"))
+    operations += [
+        sc.Operation(f"b{i}", [f"g{i + 1}", f"x{i}"], [f"g{i}", f"w{i}"], 2.0, 100 if i < 2 else 0, phase="backward")
+        for i in reversed(layers)
+    ]
+    tensors = [sc.Tensor(name, size) for name, size in sizes.items()]
+    problem = Problem(sc.Graph(operations, tensors, ["x0"], ["g0", *(f"w{i}" for i in layers)]), 0)
+    # At the end there are the batch and all results, 3 + 3 + 120 bytes; b0 without recomputation needs 103 more.
+    assert (problem.floor.bytes, problem.baseline.peak_bytes) == (126, 229)
+    with FakeClock():
+        assert smallest_peak(problem, Deadline(2.0))[0] <= 126 + 10
+
+
 def test_an_endless_schedule_is_taken_only_where_nothing_else_fits() -> None:
     graph = uniform_chain(150, size=1)
     longest = 32 * len(graph.operations)
