@@ -38,7 +38,7 @@ def add_fit(commands: Commands) -> None:
     )
     command.add_argument("--batch", type=positive, help="batch size (default 1, or that of the named model)")
     command.add_argument("--length", type=positive, help="length of the sequences")
-    command.add_argument("--task", help="for a config.json: causal-lm, masked-lm, image-classification, ...")
+    command.add_argument("--task", help="for a config.json: causal-lm, image-classification, speech-to-text, ...")
     command.add_argument(
         "--optimizer", default="adamw", help="adamw, adam, adafactor, sgd-momentum or sgd (default adamw)"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,8 +23,13 @@ _HEADS: Mapping[str, tuple[str, str]] = {
     "sequence-classification": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
     "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
     "image-classification": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
+    "masked-image-modeling": ("AutoModelForMaskedImageModeling", "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING"),
+    "speech-to-text": ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"),
 }
 """By task, what builds a model in transformers, and which configurations have that head."""
+_MASKED_AUTOENCODER = "vit_mae"
+"""A masked image model that draws its masks itself; transformers lists its head under pretraining."""
+_FACTORY = "write a factory package.module:function instead"
 TASKS = tuple(_HEADS)
 """What a model of a configuration file can be trained for."""
 
@@ -51,10 +56,8 @@ def read_configuration(path: str, task: str, *, batch_size: int, length: int | N
     if task not in _HEADS:
         raise InvalidOptionError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
     kind, config = _read(path)
-    config.use_cache = False
-    auto, mapping = (getattr(transformers, name) for name in _HEADS[task])
-    if type(config) not in mapping:
-        raise InvalidOptionError(f'a model of type "{kind}" has no head for the task "{task}": try another --task')
+    auto = _builder(config, kind, task)
+    _complete(config, kind, task)
 
     def make_model() -> nn.Module:
         try:
@@ -64,33 +67,31 @@ def read_configuration(path: str, task: str, *, batch_size: int, length: int | N
                 f'no model can be built from "{path}": {type(error).__name__}: {error}. Correct the file'
             ) from error
 
-    if task == "image-classification":
-        size, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
-        height, width = (size, size) if isinstance(size, int) else size
+    if "image" in task:
+        if length is not None:
+            raise InvalidOptionError(f"a length has no meaning for the task {task}")
 
         def image_batch(batch_size: int) -> Arguments:
-            images = torch.zeros(batch_size, channels, height, width)
-            return (), {"pixel_values": images, "labels": torch.zeros(batch_size, dtype=torch.long)}
+            return (), _images(config, kind, task, batch_size)
 
-        if length is not None:
-            raise InvalidOptionError("a length has no meaning for the task image-classification")
         return SizedModel(
             name=kind, make_model=make_model, make_batch=image_batch, loss=_loss, batch_size=batch_size, length=None
         )
 
     def token_batch(batch_size: int, length: int) -> Arguments:
         tokens = torch.zeros(batch_size, length, dtype=torch.long)
-        labels = torch.zeros(
-            batch_size if task == "sequence-classification" else (batch_size, length), dtype=torch.long
-        )
-        return (), {"input_ids": tokens, "labels": labels}
+        if task == "speech-to-text":  # of one window of audio, in which two frames give a position
+            return (), {
+                "input_features": torch.zeros(batch_size, config.num_mel_bins, 2 * config.max_source_positions),
+                "labels": tokens,
+            }
+        return (), {"input_ids": tokens, "labels": _classes(config, batch_size) if _is_classified(task) else tokens}
 
-    longest = getattr(config, "max_position_embeddings", None)
-    known = longest if isinstance(longest, int) else None
+    limit = "max_target_positions" if hasattr(config, "max_target_positions") else "max_position_embeddings"
+    longest = getattr(config, limit, None)
+    known = longest if isinstance(longest, int) and longest > 0 else None  # XLNet's -1 is no limit
     if length is not None and known is not None and length > known:
-        raise InvalidOptionError(
-            f'length must be at most {known}, as max_position_embeddings in "{path}" says, got {length}'
-        )
+        raise InvalidOptionError(f'length must be at most {known}, as {limit} in "{path}" says, got {length}')
     return SizedModel(
         name=kind,
         make_model=make_model,
@@ -100,6 +101,75 @@ def read_configuration(path: str, task: str, *, batch_size: int, length: int | N
         length=length or min(DEFAULT_LENGTH, known or DEFAULT_LENGTH),
         longest=known,
     )
+
+
+def _builder(config: Any, kind: str, task: str) -> Any:
+    """Return what builds a model with the head of a task."""
+
+    def head(task: str) -> tuple[str, str]:
+        if (kind, task) == (_MASKED_AUTOENCODER, "masked-image-modeling"):
+            return "AutoModelForPreTraining", "MODEL_FOR_PRETRAINING_MAPPING"
+        return _HEADS[task]
+
+    known = [task for task in TASKS if type(config) in getattr(transformers, head(task)[1])]
+    if task not in known:
+        instead = f"it has one for {', '.join(known)}" if known else _FACTORY
+        raise InvalidOptionError(f'a model of type "{kind}" has no head for the task "{task}": {instead}')
+    return getattr(transformers, head(task)[0])
+
+
+def _is_classified(task: str) -> bool:
+    """Return whether a task gives one answer for each sequence or image."""
+    return task in ("sequence-classification", "image-classification")
+
+
+def _complete(config: Any, kind: str, task: str) -> None:
+    """Set what a head needs and a file may leave to the trainer; sizes do not depend on it.
+
+    Raises
+    ------
+    InvalidOptionError
+        If the head cannot run without the values of its inputs, or its inputs are not known.
+    """
+    config.use_cache = False
+    if task == "speech-to-text" and kind != "whisper":
+        raise InvalidOptionError(f'for the task "{task}", only inputs of "whisper" are known, got "{kind}": {_FACTORY}')
+    if task == "sequence-classification" and getattr(config, "is_encoder_decoder", False):
+        raise InvalidOptionError(
+            f'a model of type "{kind}" looks for the end of each sequence among the values of its tokens, so it cannot'
+            f' be captured without data for the task "{task}": ask about --task seq2seq-lm, whose body is the same'
+        )
+    if _is_classified(task) and config.problem_type is None and config.num_labels > 1:
+        config.problem_type = "single_label_classification"
+    for name in ("pad_token_id", "decoder_start_token_id"):
+        if task in ("sequence-classification", "seq2seq-lm", "speech-to-text") and getattr(config, name, None) is None:
+            setattr(config, name, 0)
+
+
+def _images(config: Any, kind: str, task: str, batch_size: int) -> dict[str, object]:
+    """Return the inputs of a model of images."""
+    height, width = _pair(getattr(config, "image_size", 224))
+    images: dict[str, object] = {
+        "pixel_values": torch.zeros(batch_size, getattr(config, "num_channels", 3), height, width)
+    }
+    if task == "image-classification":
+        return {**images, "labels": _classes(config, batch_size)}
+    if kind == _MASKED_AUTOENCODER:
+        return images
+    down, right = _pair(config.patch_size)
+    return {**images, "bool_masked_pos": torch.zeros(batch_size, (height // down) * (width // right), dtype=torch.bool)}
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+def _classes(config: Any, batch_size: int) -> Tensor:
+    """Return the labels of a classification: a class for each sample, or a number for each label."""
+    if config.problem_type == "single_label_classification":
+        return torch.zeros(batch_size, dtype=torch.long)
+    return torch.zeros(batch_size, config.num_labels)
 
 
 def _read(path: str) -> tuple[str, Any]:
