@@ -214,6 +214,8 @@ class Chooser:
         found = Found(self.plain)
         for candidate in (*self.by_hand, *starts):
             self._note(found, candidate, 0)
+        # With many calls, there is time to solve few programs, whose first answers do not help.
+        self._tighten(found, found.smallest, 0, deadline.within(deadline.remaining / 3), relaxes=False)
         program = self._program(None)
         self._add(program, self.plain, 0)
         resident = self.layout.tree.resident_bytes
