@@ -163,7 +163,7 @@ def _build(values: Iterable[object], kind: _Kind) -> object:
     result = cast("Callable[[type], object]", cls.__new__)(cls)
     for key, value in zip(keys, values, strict=True):
         if isinstance(key, pytree.MappingKey):
-            dict.__setitem__(result, key.key, value)  # type: ignore[index]
+            dict.__setitem__(cast("dict[object, object]", result), key.key, value)
         else:
             object.__setattr__(result, key.name, value)  # also where a frozen dataclass refuses setattr
     return result

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 __all__ = [
     "DataDependentOutputException",
     "DynamicOutputShapeException",
+    "FakeTensor",
     "FakeTensorMode",
     "fake_mode_of",
     "fake_on_device",

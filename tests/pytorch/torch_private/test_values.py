@@ -266,6 +266,14 @@ def fake_tensors_and_those_on_device_meta_have_no_data() -> None:
     assert tensors.has_data(torch.empty(1))
 
 
+@EXPECTED.of("tensors.FakeTensor")
+def a_fake_tensor_knows_the_mode_that_created_it() -> None:
+    with tensors.FakeTensorMode() as mode:
+        fake = torch.empty(2)
+    assert isinstance(fake, tensors.FakeTensor)
+    assert fake.fake_mode is mode
+
+
 @EXPECTED.of("tensors.FakeTensorMode", "tensors.fake_mode_of", "tensors.fake_on_device")
 def fake_tensors_replace_those_on_device_meta() -> None:
     mode = tensors.FakeTensorMode()

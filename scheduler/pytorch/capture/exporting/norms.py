@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from scheduler.pytorch.capture.operators import BATCH_NORMS, aten, is_getitem, nodes_in
 from scheduler.pytorch.torch_private.operators import OpOverload
+from scheduler.pytorch.torch_private.tensors import FakeTensor
 
 _NORMS = {
     aten._native_batch_norm_legit_functional.default,
@@ -58,8 +59,8 @@ def _dtypes(node: fx.Node) -> dict[int, torch.dtype]:
     return dtypes
 
 
-def _in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
-    with value.fake_mode:  # type: ignore[attr-defined]
+def _in_dtype(value: FakeTensor, dtype: torch.dtype) -> Tensor:
+    with value.fake_mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
 
 

@@ -80,7 +80,7 @@ def _at_sizes(module: fx.GraphModule, sizes: Mapping[int, int]) -> fx.GraphModul
     """Return a graph with a number in place of each symbolic size, and the fake values of its nodes."""
     graph, fakes = fx.Graph(), new_fake_mode()
     copies: dict[fx.Node, Argument] = {}
-    values: dict[fx.Node, object] = {}
+    values: dict[fx.Node, Any] = {}
     storages: set[int] = set()
     with fakes, torch.no_grad():
         for node in module.graph.nodes:
@@ -89,7 +89,7 @@ def _at_sizes(module: fx.GraphModule, sizes: Mapping[int, int]) -> fx.GraphModul
                 copy.meta = dict(node.meta)
                 continue
             if node.op == "call_function":
-                args, kwargs = cast("Arguments", fx.map_arg((node.args, node.kwargs), lambda a: values[a]))  # type: ignore[arg-type,return-value]
+                args, kwargs = cast("Arguments", fx.map_arg((node.args, node.kwargs), lambda a: values[a]))
                 value = cast("Callable[..., object]", node.target)(*args, **kwargs)
                 if isinstance(value, (int, float)):
                     copies[node] = values[node] = value
