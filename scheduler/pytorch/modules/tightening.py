@@ -63,7 +63,8 @@ class Tightening:
                 continue
             is_changed = True
             needed_bytes -= self._make(c, keeps)
-            for other in {other for holding in self._mentions[c] for other in _calls(holding)}:
+            held = (holding for holding in self._mentions[c] if self._is_held[holding])
+            for other in {other for holding in held for other in _calls(holding)}:  # others are scored when popped
                 self._push(heap, other, needed_bytes)
         return is_changed
 
