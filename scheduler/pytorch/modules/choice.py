@@ -96,11 +96,11 @@ def plan_modules(
     return plan_of(lowered.graph, solution, time_limit=time_limit, granularity="modules")
 
 
-def first_decisions(tree: CallTree, budget: int | str = "min", *, time_limit: float = 0.25) -> frozenset[Decision]:
+def first_decisions(tree: CallTree, budget: int | str = "min", *, time_limit: float = 0.15) -> frozenset[Decision]:
     """Return decisions for measuring a step within a budget, from a tree whose backward is only estimated.
 
-    They leave room for what the estimate misses. If no such decisions are found, or the budget
-    depends on the smallest peak, they are those with the smallest peak that is found in the time limit.
+    They leave room for what the estimate misses. If no such decisions are found, they are those with
+    the smallest peak that is found in the time limit.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def first_decisions(tree: CallTree, budget: int | str = "min", *, time_limit: fl
     """
     chooser, deadline, read = Chooser(Layout(tree)), Deadline(time_limit), read_budget(budget)
     plain, resident = chooser.plain.peak_bytes, tree.resident_bytes
-    room = 0 if read.form == "min" else read.resolve(resident, plain, lambda: resident) - resident
+    room = read.resolve(resident, plain, lambda: resident) - resident  # at least, for "min+25%"
     tightened = chooser.tightened(resident + math.floor(room / _MOST_MISSED), deadline)
     found = tightened.best or tightened.smallest
     if tightened.best is None and not deadline.passed:

@@ -260,6 +260,7 @@ def test_first_decisions_recompute_no_more_than_the_budget_asks_for(spread: int)
     for share in (100, 60, 40):
         chosen = chooser.candidate(regions_of(tree, first_decisions(tree, f"{share}%", time_limit=60.0)))
         assert chosen.peak_bytes - resident <= (plain - resident) * share / 100
+        assert first_decisions(tree, f"min+{share}%") == first_decisions(tree, f"{share}%")  # at least that much fits
         times.append(chosen.time)
     strictest = chooser.candidate(regions_of(tree, first_decisions(tree, time_limit=60.0)))
     assert strictest.peak_bytes <= min(one.peak_bytes for one in chooser.by_hand)
