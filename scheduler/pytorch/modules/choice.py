@@ -24,8 +24,8 @@ _STEPS = 500
 """The smallest peak is searched to within the distance from the floor to the save-everything peak over this."""
 _MOST_MISSED = 1.5
 """How many times the memory that is estimated, resident tensors left out, a measured step may need."""
-_SECONDS, _MOST_SECONDS = 1.0, 60.0
-"""The default time limit without that of a step; until something is found."""
+_SECONDS, _STEPS_LONG, _MOST_SECONDS = 0.6, 2, 60.0
+"""The default time limit: these seconds and the time of as many steps; until something is found."""
 _SHARE_OF_TIME = 0.4
 """Of the time until something is found, for the smallest peak where the budget depends on it."""
 
@@ -44,7 +44,7 @@ def plan_modules(
         The search ends as soon as `Plan.gap` is at most this.
     time_limit : float, optional
         Seconds. At the limit, or at Ctrl-C, the best answer so far is returned with its bound. By
-        default, it is 1 s and the time of one step, or longer where nothing is found by then.
+        default, it is .6 s and the time of two steps, or longer where nothing is found by then.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def plan_modules(
     problem, chooser = Problem(lowered.graph, 0, gap=gap), Chooser(lowered.layout)
     with stopped_by_interrupt(deadline):
         starts: list[Candidate] = []
-        patience = deadline if is_given else deadline.within(_SECONDS + problem.baseline.time)
+        patience = deadline if is_given else deadline.within(_SECONDS + _STEPS_LONG * problem.baseline.time)
 
         def smallest_peak() -> int:
             search = patience.within(_SHARE_OF_TIME * patience.remaining)

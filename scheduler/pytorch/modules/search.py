@@ -29,6 +29,8 @@ _FIRST_GAP = 0.02
 """The gap of the first answers, which only show the points that matter."""
 _TIGHTENING_STEPS = 32
 """About how many choices are counted on the way to one that fits."""
+_BOUND_SECONDS = 0.25
+"""The first bound gets at least as long, since nobody knows how good an answer is without one."""
 _MOST_BY_HAND = 3
 _MOST_RELAXED = 6
 _FEWEST_BLOCKS = 16
@@ -115,15 +117,16 @@ class Chooser:
         starts: Iterable[Candidate] = (),
     ) -> Found:
         """Find the fastest choice that fits a budget; once there is one, the search ends at the deadline `patience`."""
-        program, started = self._program(budget_bytes), clock.now()
-        self._add(program, self.plain, budget_bytes)
-        found = Found(self.plain, bound=self.plain.time + program.relax(patience or deadline))
-        seconds = clock.now() - started
+        found = Found(self.plain, bound=self.plain.time)
         for candidate in (*self.by_hand, *starts):
             self._note(found, candidate, budget_bytes)
         blocks = self._program(budget_bytes, self.options.only(self._blocks))
         self._add(blocks, self.plain, budget_bytes)
         self._solve(found, blocks, budget_bytes, _FIRST_GAP, patience or deadline, proves=False)
+        program, started = self._program(budget_bytes), clock.now()
+        self._add(program, self.plain, budget_bytes)
+        found.bound += program.relax(deadline.within(max(_BOUND_SECONDS, (patience or deadline).remaining)))
+        seconds = clock.now() - started
         self.greedy(budget_bytes, deadline, patience=patience, gap=gap, found=found)
         self._solve(found, blocks, budget_bytes, gap, patience or deadline, proves=False, first_gap=gap)
         limit = patience if patience is not None and found.best is not None else deadline
