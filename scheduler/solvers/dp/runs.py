@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from scheduler.graph.chain import Chain
 from scheduler.schedule import Schedule, schedule_from_runs
 
@@ -23,7 +25,12 @@ class ChainRuns:
         self.lowered = chain.lowered
         self.last = len(chain.layers) - 1
         self.runs: list[int] = []
-        self._ways = [
+        self._chain = chain
+
+    @cached_property
+    def _ways(self) -> list[list[tuple[float, int, int]]]:
+        """Per layer: time, kept bytes and position of each way to run it forward, the fastest first."""
+        return [
             sorted(
                 (operation.time, kept_bytes, position)
                 for position, kept_bytes in zip(
@@ -33,7 +40,7 @@ class ChainRuns:
                 )
                 for operation in [self.lowered.graph.operations[position]]
             )
-            for i, layer in enumerate(chain.layers)
+            for i, layer in enumerate(self._chain.layers)
         ]
 
     def forward(self, layer: int) -> None:
