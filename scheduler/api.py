@@ -106,8 +106,8 @@ def solve(
         inputs) included: bytes as an int, "8GiB", "8GB", or "60%" of what the
         save-everything step adds to the resident bytes. "min" is the smallest peak for which a
         schedule is known, and "min+10%" is 10 % of the way from there to the peak of the
-        save-everything step; finding it takes up to a tenth of the time limit, and `auto` always
-        has an answer.
+        save-everything step; finding it takes up to a tenth of the time limit, or a second, and
+        `auto` always has an answer.
     solver : str
         One of `solver_names()`.
     time_limit : float

@@ -19,7 +19,7 @@ from scheduler.simulator import simulate
 from scheduler.solution import Proposal, Solution, grade
 from scheduler.solvers.deadline import Deadline, stopped_by_interrupt
 from scheduler.solvers.registry import load_solver
-from scheduler.solvers.smallest_peak import SHARE_OF_TIME, squeeze
+from scheduler.solvers.smallest_peak import share_for_peak, squeeze
 from scheduler.units import format_bytes, format_peak, format_percent, html_table, text_table
 
 _DEFAULT_BUDGETS = 10
@@ -160,7 +160,7 @@ class _Sweep:
     @cached_property
     def smallest_peak(self) -> int:
         """The smallest known peak; searches start from its schedule."""
-        deadline = self.deadline.within(SHARE_OF_TIME * self.deadline.remaining)
+        deadline = share_for_peak(self.deadline)
         found = squeeze(self.problem, deadline)
         self.starts.append(found.schedule)
         return found.peak_bytes

@@ -15,8 +15,9 @@ from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.registry import load_solver, missing_package_explained
 
-SHARE_OF_TIME = 0.1
-"""Share of a time limit for the search for the smallest peak, where a budget such as "min" needs it."""
+_SHARE_OF_TIME, _QUICK_SHARE, _QUICK_SECONDS = 0.1, 0.3, 1.0
+"""Share of a time limit for the search for the smallest peak, where a budget such as "min" needs it; of a
+short limit the second share, up to these seconds, since half of them load kernels and bound the peak."""
 _FRUGAL_SOLVERS = ("segments", "recompute-all")
 _MOST_RUNS_PER_OPERATION = 32
 """A step that recomputes more takes that many times as long, and to simulate its schedule takes seconds."""
@@ -50,8 +51,8 @@ class Squeezed(NamedTuple):
 def with_budget(problem: Problem, budget: int | str, deadline: Deadline) -> Problem:
     """Return a problem with a budget in bytes; for "min", its starts include the schedule that fits.
 
-    The search for the smallest peak takes at most `SHARE_OF_TIME` of the time until the deadline,
-    except for what the first, frugal solvers need.
+    The search for the smallest peak has the time of `share_for_peak`, except for what the first,
+    frugal solvers need.
 
     Raises
     ------
@@ -62,12 +63,18 @@ def with_budget(problem: Problem, budget: int | str, deadline: Deadline) -> Prob
 
     def smallest() -> int:
         nonlocal starts
-        found = squeeze(replace(problem, budget_bytes=0), deadline.within(SHARE_OF_TIME * deadline.remaining))
+        found = squeeze(replace(problem, budget_bytes=0), share_for_peak(deadline))
         starts = (found.schedule, *starts)
         return found.peak_bytes
 
     budget_bytes = parse_budget(budget, problem.graph, baseline=problem.baseline, smallest_peak=smallest)
     return replace(problem, budget_bytes=budget_bytes, starts=starts)
+
+
+def share_for_peak(deadline: Deadline) -> Deadline:
+    """Return the deadline of a search for the smallest peak that precedes another search: a tenth, or a second."""
+    quick = min(_QUICK_SECONDS, _QUICK_SHARE * deadline.remaining)
+    return deadline.within(max(_SHARE_OF_TIME * deadline.remaining, quick))
 
 
 def quick_peak(problem: Problem, deadline: Deadline, *, only_known: bool = False) -> int:
