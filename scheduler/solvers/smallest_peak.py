@@ -17,7 +17,9 @@ from scheduler.solvers.registry import load_solver, missing_package_explained
 
 _SHARE_OF_TIME, _QUICK_SHARE, _QUICK_SECONDS = 0.1, 0.3, 1.0
 """Share of a time limit for the search for the smallest peak, where a budget such as "min" needs it; of a
-short limit the second share, up to these seconds, since half of them load kernels and bound the peak."""
+short limit the second share, up to these seconds, since part of them loads kernels and bounds the peak."""
+_FIRST_SHARE = 0.8
+"""Share of the time of `squeeze` for `smallest_peak`, which usually ends early."""
 _FRUGAL_SOLVERS = ("segments", "recompute-all")
 _MOST_RUNS_PER_OPERATION = 32
 """A step that recomputes more takes that many times as long, and to simulate its schedule takes seconds."""
@@ -123,7 +125,7 @@ def squeeze(problem: Problem, deadline: Deadline, *, known: Schedule | None = No
     soon as a peak fits the problem's budget, or when failure and success are close.
     """
     if known is None:
-        peak_bytes, schedule = smallest_peak(problem, deadline.within(deadline.remaining / 2))
+        peak_bytes, schedule = smallest_peak(problem, deadline.within(_FIRST_SHARE * deadline.remaining))
     else:
         peak_bytes, schedule = simulate(problem.graph, known).peak_bytes, known
     best = Squeezed(peak_bytes, schedule, problem.floor)
