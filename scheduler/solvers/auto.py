@@ -7,19 +7,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import TIMEOUT_MAX, Lock
+from threading import TIMEOUT_MAX
 
 from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem
-from scheduler.schedule import Schedule, follows_input_order
-from scheduler.simulator import simulate
-from scheduler.solution import TOLERANCE, Proposal, is_close_enough, relative_gap
+from scheduler.schedule import follows_input_order
+from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.anneal import solver as anneal
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.dp.costs import chain_costs
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.eviction_walk import EvictionWalks
 from scheduler.solvers.ilp import solver as ilp
+from scheduler.solvers.incumbent import Incumbent
+from scheduler.solvers.neighborhoods import search as neighborhoods
 from scheduler.solvers.registry import Propose, load_solver
 from scheduler.solvers.smallest_peak import smallest_peak, squeeze
 
@@ -48,6 +49,8 @@ class AutoSettings:
         From so many operations on, no other solver runs if `hierarchical` finds a schedule.
     first_round_share : float
         Share of the time limit for everything but the last search.
+    neighborhoods_seconds, neighborhoods_share : float
+        With so much time, the last search includes `neighborhoods`, and has this share of it.
     hierarchical_share : float
         Share of the remaining time for `hierarchical` if it does not run first.
     ilp_alone_seconds, ilp_alone_share : float
@@ -74,6 +77,8 @@ class AutoSettings:
     hierarchical_first_operations: int = 3_000
     hierarchical_only_operations: int = 30_000
     first_round_share: float = 0.9
+    neighborhoods_seconds: float = 10.0
+    neighborhoods_share: float = 0.25
     hierarchical_share: float = 0.2
     ilp_alone_seconds: float = 4.0
     ilp_alone_share: float = 0.4
@@ -94,8 +99,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     is enough, methods that need no compiled kernels come first, with a few integer programs
     for the bound. Chains go to `dp` next. Otherwise the quick methods give a first answer, and
     `ilp` proves it or finds a better one. Where a gap remains, `hierarchical` and `anneal`
-    search as well. Deep networks go to `hierarchical` first, which is the last stage if it
-    proves its answer.
+    search as well, and at last integer programs over neighborhoods of the best schedule. Deep
+    networks go to `hierarchical` first, which is the last stage if it proves its answer.
 
     Guarantee: never worse than its parts in the time that each has, and a schedule wherever
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
@@ -110,118 +115,6 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     return policy.best.proposal()
 
 
-class Incumbent:
-    """The best schedule so far and all proven bounds; safe to update from several threads.
-
-    Attributes
-    ----------
-    schedule : Schedule or None
-    smallest : Schedule or None
-        The schedule with the smallest peak, whether it fits or not.
-    smallest_peak_bytes : int
-        Its peak; at first, that of the save-everything schedule.
-    search_space : str
-        The search space of the schedule.
-    time : float
-        The time of the schedule; inf if there is none.
-    bounds : dict of str to float
-        Proven lower bound on time within each search space.
-    global_bound : float
-        Proven lower bound on time over all schedules.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.schedule: Schedule | None = None
-        self.smallest: Schedule | None = None
-        self.smallest_peak_bytes = problem.baseline.peak_bytes
-        self.search_space = "input order"
-        self.time = math.inf
-        self.bounds: dict[str, float] = {}
-        self._fastest: dict[str, tuple[float, Schedule]] = {}
-        self.global_bound = 0.0
-        self.infeasible = False
-        self.messages: list[str] = []
-        self.cuts: tuple[int, ...] = ()
-        self._lock = Lock()
-
-    @property
-    def is_optimal(self) -> bool:
-        """Whether the schedule is proven optimal in its own search space, or within the problem's gap."""
-        return is_close_enough(self.problem, self.time, self._bound(self.search_space))
-
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing better can be found, or the answer is within the problem's gap."""
-        if self.infeasible or relative_gap(self.time, max(self.global_bound, self.problem.least_time)) <= TOLERANCE:
-            return True
-        any_space = self.problem.gap > 0 or (not self.problem.reorder and self.search_space == "input order")
-        return any_space and self.is_optimal
-
-    def update(self, proposal: Proposal) -> None:
-        """Take over what is better in a proposal, be it the schedule or a bound."""
-        with self._lock:
-            space = proposal.search_space
-            self.bounds[space] = max(self.bounds.get(space, 0.0), proposal.bound)
-            self.global_bound = max(self.global_bound, proposal.global_bound)
-            self.infeasible = self.infeasible or proposal.infeasible
-            self.offer(proposal.schedule, space)
-            self._choose()
-
-    def annotate(self, proposal: Proposal) -> None:
-        """Take over the messages and the cuts of a finished solver."""
-        with self._lock:
-            self.messages += proposal.messages
-            self.cuts = max(self.cuts, proposal.cuts, key=len)
-
-    def offer(self, schedule: Schedule | None, space: str = "input order") -> None:
-        """Simulate a schedule, and keep it if it fits and is the fastest in its search space."""
-        if schedule is None:
-            return
-        simulation = simulate(self.problem.graph, schedule)
-        if simulation.peak_bytes < self.smallest_peak_bytes:
-            self.smallest, self.smallest_peak_bytes = schedule, simulation.peak_bytes
-        if space == "any order" and follows_input_order(self.problem.graph, schedule):
-            space = "input order"
-        fastest = self._fastest[space][0] if space in self._fastest else math.inf
-        if simulation.peak_bytes <= self.problem.budget_bytes and simulation.time < fastest:
-            self._fastest[space] = simulation.time, schedule
-            self._choose()
-
-    def _choose(self) -> None:
-        """Answer with the fastest schedule, or with one that is proven to be close and is as fast within the gap."""
-        if not self._fastest:
-            return
-        gap, least = self.problem.gap, min(time for time, _ in self._fastest.values())
-
-        def rank(space: str) -> tuple[bool, float, bool]:
-            time, _ = self._fastest[space]
-            is_enough = (
-                gap > 0 and (1 - gap) * time <= least and is_close_enough(self.problem, time, self._bound(space))
-            )
-            # Of equally fast schedules, one in the input order has the stronger bounds.
-            return not is_enough, time, space == "any order"
-
-        self.search_space = min(self._fastest, key=rank)
-        self.time, self.schedule = self._fastest[self.search_space]
-
-    def _bound(self, space: str) -> float:
-        return max(self.bounds.get(space, 0.0), self.global_bound, self.problem.least_time)
-
-    def proposal(self) -> Proposal:
-        """Return the schedule with the bounds of its search space."""
-        return Proposal(
-            None if self.infeasible else self.schedule,
-            self.search_space,
-            max(self.bounds.get(self.search_space, 0.0), self.global_bound),
-            self.global_bound,
-            infeasible=self.infeasible,
-            messages=tuple(self.messages),
-            cuts=self.cuts,
-            smallest=self.smallest,
-        )
-
-
 class _Policy:
     """The policy on one problem: which solver runs when, and for how long.
 
@@ -231,6 +124,8 @@ class _Policy:
         The time limit; earlier once the answer of `dp` is optimal in its search space.
     first_round : Deadline
         The deadline of everything but the last search.
+    solves_neighborhoods : bool
+        Whether the last search includes integer programs over neighborhoods of the best schedule.
     ended : bool
         Whether the remaining stages are skipped.
     """
@@ -239,7 +134,11 @@ class _Policy:
         self.problem, self.seed, self.settings = problem, seed, settings
         self.best = Incumbent(problem)
         self.deadline = deadline
-        self.first_round = self._share_of(deadline, settings.first_round_share)
+        self.solves_neighborhoods = deadline.remaining >= settings.neighborhoods_seconds and neighborhoods.suits(
+            problem.graph
+        )
+        share = 1 - settings.neighborhoods_share if self.solves_neighborhoods else settings.first_round_share
+        self.first_round = self._share_of(deadline, share)
         self.ended = False
         self._started = clock.now()
         self._other_orders_end = math.inf
@@ -316,9 +215,17 @@ class _Policy:
             proof.result()
 
     def search_from_the_best(self) -> None:
-        """Run `anneal` once more, from the best schedule of all."""
+        """Run `anneal` once more from the best schedule, and at the same time programs over its neighborhoods."""
         self.seed += 1
-        self._consult(partial(anneal.search, only_starts=True), self._for_other_orders(self.deadline))
+        limit = self._share_of(self._for_other_orders(self.deadline), 1.0)
+        if not self.solves_neighborhoods:
+            self._consult(partial(anneal.search, only_starts=True), limit)
+            return
+        with ThreadPoolExecutor(1) as pool:
+            programs = pool.submit(self._consult, neighborhoods.propose, limit)
+            self._consult(partial(anneal.search, walkers=1, only_starts=True), limit)
+            limit.stop()  # when annealing gives up, programs find no more either
+            programs.result()
 
     def squeeze_peak(self) -> None:
         """Look harder for the smallest peak if no schedule fits so far."""
@@ -433,7 +340,11 @@ STAGES = (
         f" (`hierarchical` from {SETTINGS.hierarchical_operations} operations on)",
         _Policy.prove_and_search,
     ),
-    Stage(("anneal",), "from the best schedule, if another order may save time", _Policy.search_from_the_best),
+    Stage(
+        ("anneal", "neighborhoods"),
+        "from the best schedule, if another order may save time",
+        _Policy.search_from_the_best,
+    ),
     Stage(("squeeze",), "if no schedule fits so far", _Policy.squeeze_peak),
 )
 """The stages of `auto`, in order. No stage runs a solver once nothing better can be found."""

@@ -84,11 +84,18 @@ class IntegerProgram:
         """Add the row: sum of coefficient x variable <= most."""
         self._row(name, terms, pulp.LpConstraintLE, most)
 
-    def minimize(self, deadline: Deadline, *, absolute_gap: float = 0.0, target: float = -math.inf) -> MilpResult:
+    def minimize(
+        self,
+        deadline: Deadline,
+        *,
+        absolute_gap: float = 0.0,
+        target: float = -math.inf,
+        most_nodes: float = math.inf,
+    ) -> MilpResult:
         """Solve by the deadline with HiGHS, or with CBC if HiGHS is missing or fails; if both do, nothing is known.
 
         The search ends when the objective exceeds the bound by at most `absolute_gap`, or with HiGHS is at most
-        `target`.
+        `target` or has taken `most_nodes` nodes.
         """
         if not self._is_complete:
             return MilpResult(False, False, -math.inf, math.inf)
@@ -97,7 +104,7 @@ class IntegerProgram:
             return self._constant()
         if not deadline.passed and pulp.HiGHS(msg=False).available():
             with suppress(Exception):  # of any kind: it must not cost the answers of other solvers
-                return self._minimize_highs(deadline, absolute_gap, target)
+                return self._minimize_highs(deadline, absolute_gap, target, most_nodes)
         if not deadline.passed:
             with suppress(Exception):  # no CBC, or one that died
                 return self._minimize_cbc(deadline, absolute_gap)
@@ -124,12 +131,13 @@ class IntegerProgram:
         broken = any(row.sense * row.constant < 0 for row in self._rows)
         return MilpResult(not broken, broken, math.inf if broken else 0.0, math.inf if broken else 0.0)
 
-    def _minimize_highs(self, deadline: Deadline, absolute_gap: float, target: float) -> MilpResult:
+    def _minimize_highs(self, deadline: Deadline, absolute_gap: float, target: float, most_nodes: float) -> MilpResult:
         from highspy import HighsModelStatus, cb
 
-        def stop_early(kind: object, message: str, seen: object, answer: Any, data: object) -> None:
+        def stop_early(kind: object, message: str, seen: Any, answer: Any, data: object) -> None:
             # Passing the program to HiGHS takes time that its own limit does not include.
-            answer.user_interrupt = deadline.passed
+            # PuLP raises an error if HiGHS itself ends at a limit on nodes.
+            answer.user_interrupt = deadline.passed or seen.mip_node_count > most_nodes
 
         kinds = cb.HighsCallbackType
         # Restarts pay off only on large programs; on those of the solver `ilp` they cost a third of the time.

@@ -13,8 +13,9 @@ from scheduler.errors import InvalidOptionError
 from scheduler.problem import Problem
 from scheduler.schedule import schedule_from_runs
 from scheduler.solution import Progress, Proposal
-from scheduler.solvers import auto, greedy
+from scheduler.solvers import greedy
 from scheduler.solvers.dp import solver as dp
+from scheduler.solvers.incumbent import Incumbent
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult
 from tests.support.contract import SMALL_CHAINS, SMALL_STEPS, check_answer, draw_case
 from tests.support.examples import examples
@@ -122,7 +123,7 @@ def test_a_slightly_faster_schedule_without_a_proof_does_not_replace_one_within_
     # One branch after another, and four needless runs of the first large tensor.
     other = schedule_from_runs(graph, [0, 0, 0, 0, 0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11])
     for gap, time in ((0.0, 16), (0.1, 16), (0.2, 18)):
-        best = auto.Incumbent(Problem(graph, 106, gap=gap))
+        best = Incumbent(Problem(graph, 106, gap=gap))
         best.update(Proposal(given, "input order", bound=17.9))
         best.update(Proposal(other, "any order"))
         # At least 12 are needed in any order: a gap of a quarter.

@@ -1,0 +1,1 @@
+"""Integer programs over neighborhoods of a schedule, which `auto` runs last."""
