@@ -8,7 +8,7 @@ from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
-from scheduler.solution import Proposal, is_close_enough, relative_gap
+from scheduler.solution import Proposal, is_close_enough
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.dp.pruned_search import PrunedSearch
 from scheduler.solvers.hierarchical.bound import OneCut
@@ -26,9 +26,7 @@ MOST_KINDS = 16
 MODE_LIMITS = 24
 """Number of steps from keeping nothing to keeping everything in a block; each step looks for one mode."""
 _BLOCKS_SHARE = 0.6
-"""Share of the time for blocks, where segments of time can follow."""
-_SMALL_GAP = 0.01
-"""Blocks that leave no larger gap get all of the time."""
+"""Share of the time for blocks, where one of them is long."""
 _SEGMENTS_SHARE = 0.5
 """Share of the remaining time for segments of time."""
 _CUT_SHARE = 0.6
@@ -123,7 +121,9 @@ class _Search:
         """Solve the distinct blocks, unless too many are distinct, and segments of time where that leaves a gap."""
         suits = TimeSegments.suits(self.problem.graph)
         if not self.is_long:
-            self._solve_blocks(self.deadline.within((_BLOCKS_SHARE if suits else 1.0) * self.deadline.remaining))
+            has_long_block = any(TimeSegments.suits(part.graph) for part in self.parts)
+            share = _BLOCKS_SHARE if has_long_block else 1.0
+            self._solve_blocks(self.deadline.within(share * self.deadline.remaining))
         if suits and not self.closed and not math.isinf(self.bound):
             segments = TimeSegments(self.problem)
             segments.run(self.deadline.within(_SEGMENTS_SHARE * self.deadline.remaining), self._offer)
@@ -161,8 +161,6 @@ class _Search:
         chain_budget = budget - self.problem.graph.resident_bytes - chain.passing_bytes
         fitting, failing, step = -math.inf, math.inf, 0
         for _ in range(_MOST_CHAIN_SOLUTIONS):
-            if relative_gap(self.best_time, self.bound) <= _SMALL_GAP:
-                deadline = self.deadline
             if self.closed or deadline.passed or failing - fitting <= _CHAIN_BUDGET_PRECISION * budget:
                 break
             search = PrunedSearch(chain.chain, chain_budget, deadline)

@@ -10,7 +10,9 @@ import scheduler as sc
 from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.hierarchical import propose
+from scheduler.solvers.hierarchical.bound import OneCut
 from scheduler.solvers.hierarchical.time_segments import TimeSegments, separators
+from tests.support.fake_clock import FakeClock
 
 STEPS = 200
 
@@ -129,3 +131,17 @@ def test_segments_are_of_similar_length() -> None:
 def test_short_graphs_are_not_divided() -> None:
     assert TimeSegments.suits(unrolled(STEPS))
     assert not TimeSegments.suits(unrolled(20))
+
+
+def test_blocks_that_are_all_short_get_all_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = sc.zoo.transformer(24, width=64, heads=4, length=64, batch_size=16, vocabulary=64, separate_heads=True)
+    assert TimeSegments.suits(graph)  # they may follow
+    cut_share = 0.6  # of the time that blocks have
+
+    def look(cut: OneCut, deadline: Deadline) -> None:
+        assert deadline.remaining == pytest.approx(cut_share * 10)
+        raise InterruptedError
+
+    monkeypatch.setattr(OneCut, "run", look)
+    with FakeClock(), pytest.raises(InterruptedError):  # the clock stands still
+        propose(Problem(graph, parse_budget("60%", graph)), deadline=Deadline(10), seed=0)
