@@ -26,7 +26,7 @@ from scheduler.plots.figures import (
 from tests.pages.recordings import read_cells, read_rows
 
 _COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-_MARKERS = "os^Dv<>"
+_MARKERS = "os^Dv<>P"  # one more than colors, so that both together repeat after 56 series
 MIB = 2**20
 
 
