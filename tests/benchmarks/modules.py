@@ -86,14 +86,14 @@ def rows_of(name: str) -> list[dict[str, object]]:
         case.loss,
         decide=lambda tree: sorted(first_decisions(with_estimated_backward(tree))),
     )
-    measuring = (time.perf_counter() - started) / plain
+    measuring = time.perf_counter() - started
     lowered, graph = lower(tree), trace(case.module, args, kwargs, loss=case.loss)
-    compared = compare_choices(case.module, lowered)
+    compared = compare_choices(case.module, lowered, measuring)
     rows = []
     for share in SHARES:
         budget = parse_budget(f"{share:.0%}", graph)
         row = {"model": name, "share": share, "budget_bytes": budget, "calls": len(tree.calls)}
-        row |= {"measuring_over_step": f"{measuring:.1f}", **compared}
+        row |= {"measuring_over_step": f"{measuring / plain:.1f}", **compared}
         row |= columns(case, "modules", lambda: plan_modules(lowered, budget, time_limit=SECONDS))  # noqa: B023
         row |= columns(
             case,
@@ -122,8 +122,11 @@ def columns(case: ModelCase, granularity: str, make: Callable[[], Plan]) -> dict
     }
 
 
-def compare_choices(model: nn.Module, lowered: LoweredTree) -> dict[str, object]:
-    """Compare plans by modules with recomputing every block, and with random choices of blocks."""
+def compare_choices(model: nn.Module, lowered: LoweredTree, measuring: float) -> dict[str, object]:
+    """Compare plans by modules with recomputing every block, and with random choices of blocks.
+
+    The plans are made in the default time, which depends on the seconds of measuring.
+    """
     chooser = Chooser(lowered.layout)
     blocks = blocks_of(model, lowered)
     everything = chooser.candidate(dict.fromkeys(blocks, False))
@@ -136,8 +139,8 @@ def compare_choices(model: nn.Module, lowered: LoweredTree) -> dict[str, object]
             fastest[candidate.peak_bytes] = candidate.time
     peaks = sorted(fastest)
     peaks = [peaks[number * (len(peaks) - 1) // (COMPARED - 1)] for number in range(COMPARED)]
-    slower = [slower_by(lowered, peak, fastest[peak]) for peak in {*peaks}]
-    slower_than_blocks = slower_by(lowered, everything.peak_bytes, everything.time)
+    slower = [slower_by(lowered, measuring, peak, fastest[peak]) for peak in {*peaks}]
+    slower_than_blocks = slower_by(lowered, measuring, everything.peak_bytes, everything.time)
     return {
         "blocks_overhead": f"{everything.time / chooser.plain.time - 1:.4f}",
         "blocks_peak": everything.peak_bytes,
@@ -147,9 +150,9 @@ def compare_choices(model: nn.Module, lowered: LoweredTree) -> dict[str, object]
     }
 
 
-def slower_by(lowered: LoweredTree, budget_bytes: int, seconds: float) -> float:
+def slower_by(lowered: LoweredTree, measuring: float, budget_bytes: int, seconds: float) -> float:
     """Return by which share of its own time the plan within a budget is slower than some seconds."""
-    return 1 - seconds / plan_modules(lowered, budget_bytes).time
+    return 1 - seconds / plan_modules(lowered, budget_bytes, measuring_seconds=measuring).time
 
 
 def blocks_of(model: nn.Module, lowered: LoweredTree) -> list[int]:

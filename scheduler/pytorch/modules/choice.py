@@ -24,14 +24,21 @@ _STEPS = 500
 """The smallest peak is searched to within the distance from the floor to the save-everything peak over this."""
 _MOST_MISSED = 1.5
 """How many times the memory that is estimated, resident tensors left out, a measured step may need."""
-_SECONDS, _STEPS_LONG, _MOST_SECONDS = 0.6, 2, 60.0
-"""The default time limit: these seconds and the time of as many steps; until something is found."""
+_SECONDS, _STEPS_LONG = 1.7, 5.0
+"""How long measuring and the search may take together by default: these seconds and the time of as many steps."""
+_LEAST_SECONDS, _MOST_SECONDS = 0.5, 60.0
+"""The least of these that is left to the search, and how long it may go on until something is found."""
 _SHARE_OF_TIME = 0.4
 """Of the time until something is found, for the smallest peak where the budget depends on it."""
 
 
 def plan_modules(
-    tree: CallTree | LoweredTree, budget: int | str, *, gap: float = TRAINING_GAP, time_limit: float | None = None
+    tree: CallTree | LoweredTree,
+    budget: int | str,
+    *,
+    gap: float = TRAINING_GAP,
+    time_limit: float | None = None,
+    measuring_seconds: float = 0.0,
 ) -> Plan:
     """Choose the calls to recompute within a budget, and return the choice as a plan.
 
@@ -44,7 +51,10 @@ def plan_modules(
         The search ends as soon as `Plan.gap` is at most this.
     time_limit : float, optional
         Seconds. At the limit, or at Ctrl-C, the best answer so far is returned with its bound. By
-        default, it is .6 s and the time of two steps, or longer where nothing is found by then.
+        default, it is what measuring leaves of 2 s and the time of six steps, with some to spare;
+        or longer, where nothing is found by then.
+    measuring_seconds : float
+        How long it took to measure the tree.
 
     Returns
     -------
@@ -67,7 +77,8 @@ def plan_modules(
     problem, chooser = Problem(lowered.graph, 0, gap=gap), Chooser(lowered.layout)
     with stopped_by_interrupt(deadline):
         starts: list[Candidate] = []
-        patience = deadline if is_given else deadline.within(_SECONDS + _STEPS_LONG * problem.baseline.time)
+        left = _SECONDS + _STEPS_LONG * problem.baseline.time - measuring_seconds
+        patience = deadline if is_given else deadline.within(max(_LEAST_SECONDS, left))
 
         def smallest_peak() -> int:
             search = patience.within(_SHARE_OF_TIME * patience.remaining)

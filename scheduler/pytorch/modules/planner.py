@@ -22,6 +22,15 @@ from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.choice import first_decisions, plan_modules, with_estimated_backward
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
 from scheduler.pytorch.modules.measuring.recording import record
+from scheduler.solvers.deadline import clock
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A step, and how long it took to measure it."""
+
+    lowered: LoweredTree
+    seconds: float
 
 
 @dataclass
@@ -51,7 +60,7 @@ class ModulePlanner:
     read_memory: Callable[[], DeviceMemory]
     budget_bytes: int | None = None
     may_raise: bool = False
-    _measured: dict[str, LoweredTree] = field(default_factory=dict)
+    _measured: dict[str, _Measured] = field(default_factory=dict)
 
     def remeasure(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Plan:
         """Measure a step with these arguments, and return a plan for it within the budget.
@@ -64,15 +73,17 @@ class ModulePlanner:
             As for `make_plan`.
         """
         with _older_objects_uncollected():
+            started = clock.now()
             lowered = lower(self.measure(args, kwargs))
+            measured = _Measured(lowered, clock.now() - started)
             try:
-                plan = self._plan(lowered, self.budget if self.budget_bytes is None else self.budget_bytes)
+                plan = self._plan(measured, self.budget if self.budget_bytes is None else self.budget_bytes)
             except BudgetTooSmallError:
                 if not self.may_raise or read_budget(self.budget).form != "min":
                     raise
-                plan = self._plan(lowered, self.budget)
+                plan = self._plan(measured, self.budget)
         self.budget_bytes = plan.budget_bytes
-        self._measured[plan.graph.digest] = lowered
+        self._measured[plan.graph.digest] = measured
         return plan
 
     def replan(self, plan: Plan, budget: int | str) -> Plan:
@@ -111,9 +122,9 @@ class ModulePlanner:
         outputs = self.model(*args, **kwargs)
         return outputs if self.loss is None else self.loss(outputs)
 
-    def _plan(self, lowered: LoweredTree, budget: int | str) -> Plan:
+    def _plan(self, measured: _Measured, budget: int | str) -> Plan:
         given = {name: self.options[name] for name in ("gap", "time_limit") if name in self.options}
-        return plan_modules(lowered, budget, **given)
+        return plan_modules(measured.lowered, budget, measuring_seconds=measured.seconds, **given)
 
 
 @contextlib.contextmanager
