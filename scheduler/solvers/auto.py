@@ -11,7 +11,7 @@ from threading import TIMEOUT_MAX
 
 from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem
-from scheduler.schedule import follows_input_order
+from scheduler.schedule import Schedule, follows_input_order
 from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.anneal import solver as anneal
 from scheduler.solvers.deadline import Deadline, clock
@@ -124,6 +124,8 @@ class _Policy:
         The time limit; earlier once the answer of `dp` is optimal in its search space.
     first_round : Deadline
         The deadline of everything but the last search.
+    answers : list of Schedule
+        What solvers have answered, for those that search from several known schedules.
     solves_neighborhoods : bool
         Whether the last search includes integer programs over neighborhoods of the best schedule.
     ended : bool
@@ -133,6 +135,7 @@ class _Policy:
     def __init__(self, problem: Problem, deadline: Deadline, seed: int, settings: AutoSettings) -> None:
         self.problem, self.seed, self.settings = problem, seed, settings
         self.best = Incumbent(problem)
+        self.answers: list[Schedule] = []
         self.deadline = deadline
         self.solves_neighborhoods = deadline.remaining >= settings.neighborhoods_seconds and neighborhoods.suits(
             problem.graph
@@ -217,6 +220,7 @@ class _Policy:
     def search_from_the_best(self) -> None:
         """Run `anneal` once more from the best schedule, and at the same time programs over its neighborhoods."""
         self.seed += 1
+        self.answers.clear()
         limit = self._share_of(self._for_other_orders(self.deadline), 1.0)
         if not self.solves_neighborhoods:
             self._consult(partial(anneal.search, only_starts=True), limit)
@@ -247,7 +251,10 @@ class _Policy:
 
     def _walk(self) -> None:
         """Offer the schedule of a walk that evicts when memory is short."""
-        self.best.offer(EvictionWalks(self.problem.graph).fitting(self.problem.budget_bytes))
+        walk = EvictionWalks(self.problem.graph).fitting(self.problem.budget_bytes)
+        if walk is not None:
+            self.answers.append(walk)
+            self.best.offer(walk)
 
     def _ask(self, solver: str, deadline: Deadline, share: float = 1.0) -> None:
         """Take over the answer of a solver in a share of the time."""
@@ -258,12 +265,14 @@ class _Policy:
         best = self.best
         if best.is_final or deadline.passed:
             return
-        starts = self.problem.starts if best.schedule is None else (best.schedule, *self.problem.starts)
-        problem = replace(self.problem, starts=starts)
+        known = () if best.schedule is None else (best.schedule,)
+        problem = replace(self.problem, starts=(*known, *self.answers, *self.problem.starts))
         try:
             limit = deadline.within(share * deadline.remaining, partial(self._update, deadline=deadline))
             proposal = propose(problem, deadline=limit, seed=self.seed)
             best.annotate(proposal)
+            if proposal.schedule is not None:
+                self.answers.append(proposal.schedule)
             self._update(proposal, deadline)
         except UnsuitableProblemError:
             pass

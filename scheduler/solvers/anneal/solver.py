@@ -40,6 +40,8 @@ from scheduler.solvers.greedy import GreedySearch
 
 WALKERS = 2
 """Number of threads, each of which anneals one sequence."""
+MOST_STARTS = 4
+"""Known schedules, the fastest ones, that are each annealed once before only the best one is."""
 FIRST_ROUND_MOVES = 200
 """Moves of a walker in the first round, per operation."""
 TIME_SHARE = 0.85
@@ -59,10 +61,12 @@ HOT, WARM, COLD = 0.5, 0.1, 0.005
 start of a round from the best schedule, and at the end of every round."""
 RETENTION_MOVES = 40
 """Moves of a walker in one cooling over retention decisions, per operation: many short ones beat a few long ones."""
+MOST_RETENTION_MOVES = 12_000
+"""Most such moves in the first round: each costs some steps per operation, and a turn over runs should take as long."""
 WARMEST_SHIFTS = 1.0
 """Highest of these temperatures at which first runs shift too: hotter, their order would become random."""
 LEAST_COOLING = 10_000
-"""Fewest moves of one such cooling."""
+"""Fewest moves of one such cooling, unless its turn is shorter."""
 RETENTION_HOT = (5.0, 2.0, 1.0, 0.5)
 """Temperatures at the start of coolings over retention decisions, in turn; a move changes many runs at once."""
 
@@ -99,14 +103,14 @@ def search(
     if problem.floor.bytes > problem.budget_bytes:
         return replace(found.proposal(), infeasible=True)
     for start in (problem.save_everything, *problem.starts):
-        found.offer(start)
+        found.offer_start(start)
     if not (found.is_optimal or only_starts):
         greedy = GreedySearch(problem.graph, problem.budget_bytes)
         greedy.fit(deadline.within(0.1 * deadline.remaining))
-        found.offer(greedy.schedule())
+        found.offer_start(greedy.schedule())
         walk = EvictionWalks(problem.graph).fitting(problem.budget_bytes)
         if walk is not None:
-            found.offer(walk)
+            found.offer_start(walk)
     if not found.is_optimal:
         found.run(problem.save_everything, deadline, seed)
     return replace(found.proposal(), messages=(f"annealing moves: {found.moves}",))
@@ -202,6 +206,8 @@ class Annealing:
         self.best_time = math.inf
         self.moves = 0
         self.moves_at_best = 0
+        self._starts: dict[float, Schedule] = {}
+        """Known schedules from which nothing has been annealed yet, by their times."""
 
     @property
     def is_optimal(self) -> bool:
@@ -227,6 +233,13 @@ class Annealing:
         if simulation.time < self.best_time:
             self.best, self.best_time, self.moves_at_best = schedule, simulation.time, self.moves
         return simulation.time
+
+    def offer_start(self, schedule: Schedule) -> None:
+        """Do the same, and anneal from this schedule too if it is one of the fastest: they lead to different ones."""
+        time = self.offer(schedule)
+        if math.isfinite(time):
+            self._starts[time] = schedule
+            self._starts = {time: self._starts[time] for time in sorted(self._starts)[:MOST_STARTS]}
 
     def proposal(self) -> Proposal:
         """Return the best schedule so far."""
@@ -274,22 +287,28 @@ class Annealing:
         deadline: Deadline,
     ) -> None:
         """Anneal once with each walker, and keep what is better."""
-        best, initial = runs_of(self.problem.graph, self.best or start), runs_of(self.problem.graph, start)
         before = self.best_time
 
-        def turn(walker: _Pair, kind: Kind) -> tuple[int, Schedule | None]:
+        def turn(walker: _Pair, kind: Kind, begin: Schedule) -> tuple[int, Schedule | None]:
+            runs = runs_of(self.problem.graph, begin)
             if kind is Kind.DECISIONS:
-                return walker.anneal_decisions(best, before, length, most_moves, deadline)
-            if kind is Kind.RUNS_FROM_BEST and math.isfinite(before):
-                return walker.anneal_runs(best, WARM, length, most_moves, deadline)
-            return walker.anneal_runs(initial, HOT, length, most_moves, deadline)
+                return walker.anneal_decisions(runs, before, length, most_moves, deadline)
+            hot = WARM if kind is Kind.RUNS_FROM_BEST and math.isfinite(before) else HOT
+            return walker.anneal_runs(runs, hot, length, most_moves, deadline)
 
         kinds = [self.choice.next() for _ in walkers]
-        for kind, (moves, schedule) in zip(kinds, list(pool.map(turn, walkers, kinds)), strict=True):
+        begins = [start if kind is Kind.RUNS_FROM_START else self._next_begin(kind) or start for kind in kinds]
+        for kind, (moves, schedule) in zip(kinds, list(pool.map(turn, walkers, kinds, begins)), strict=True):
             self.moves += moves
             self.choice.record(kind, improved=schedule is not None and self.offer(schedule) < before)
         if self.best_time < before:
             deadline.report(self.proposal())
+
+    def _next_begin(self, kind: Kind) -> Schedule | None:
+        """Return the best schedule; or for turns over runs, each known one once before it."""
+        if kind is Kind.RUNS_FROM_BEST and self._starts:
+            return self._starts.pop(min(self._starts))
+        return self.best
 
 
 class _Pair:
@@ -325,7 +344,7 @@ class _Pair:
         most_moves : float
         deadline : Deadline
         """
-        moves = self._moves(FIRST_ROUND_MOVES * length, most_moves)
+        moves = max(1, int(min(FIRST_ROUND_MOVES * length * self.operations, most_moves)))
         before = self.over_runs.moves
         self.over_runs.load(runs, hot)
         self.over_runs.cool(hot, moves, deadline)
@@ -346,19 +365,17 @@ class _Pair:
             As for `anneal_runs`.
         """
         walker, best = self.over_decisions, None
-        begun, moves = walker.moves, self._moves(RETENTION_MOVES * length, most_moves)
+        cooling = RETENTION_MOVES * self.operations
+        begun, moves = walker.moves, max(1, int(min(min(cooling, MOST_RETENTION_MOVES) * length, most_moves)))
         while (left := moves - (walker.moves - begun)) > 0:
             walker.load(runs)
             hot = RETENTION_HOT[self.coolings % len(RETENTION_HOT)]
             self.coolings += 1
             free = self.may_shift and hot <= WARMEST_SHIFTS
-            walker.cool(hot, min(left, max(LEAST_COOLING, RETENTION_MOVES * self.operations)), deadline, free=free)
+            walker.cool(hot, min(left, max(LEAST_COOLING, cooling)), deadline, free=free)
             if walker.best_time < time:
                 best, time = walker.best(), walker.best_time
                 runs = runs_of(self.over_runs.contraction.graph, best)
             if deadline.passed:
                 break
         return walker.moves - begun, best
-
-    def _moves(self, per_operation: float, most: float) -> int:
-        return max(1, int(min(per_operation * self.operations, most)))
