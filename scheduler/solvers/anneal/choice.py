@@ -13,13 +13,13 @@ class Kind(Enum):
 
     RUNS_FROM_START = auto()
     """The sequence of runs, from the initial schedule."""
-    RUNS_FROM_BEST = auto()
-    """The sequence of runs, from each known schedule and then from the best one."""
     DECISIONS = auto()
     """Retention decisions, from the best schedule."""
+    RUNS_FROM_BEST = auto()
+    """The sequence of runs, from each known schedule and then from the best one."""
 
 
-CREDIT = {Kind.RUNS_FROM_START: 0.4, Kind.RUNS_FROM_BEST: 0.4, Kind.DECISIONS: 0.2}
+CREDIT = {Kind.RUNS_FROM_START: 0.4, Kind.DECISIONS: 0.2, Kind.RUNS_FROM_BEST: 0.4}
 """Number of improvements that each kind is credited with, so that none is ever given up. Decisions get less:
 on graphs of tens of operations, and on those of thousands, their turns take longer than those over runs."""
 
