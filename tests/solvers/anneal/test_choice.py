@@ -33,7 +33,7 @@ def test_where_nothing_pays_decisions_get_fewer_turns_than_either_start_of_the_r
 
 def test_a_kind_that_no_longer_pays_loses_its_turns() -> None:
     choice, kinds = Choice(), []
-    for turn in range(80):
+    for turn in range(60):
         kinds.append(choice.next())
         choice.record(kinds[-1], improved=kinds[-1] is Kind.DECISIONS and turn < 30)
-    assert kinds[10:30].count(Kind.DECISIONS) > 2 * kinds[60:].count(Kind.DECISIONS)
+    assert kinds[10:30].count(Kind.DECISIONS) > 2 * kinds[40:].count(Kind.DECISIONS)
