@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
@@ -49,13 +50,11 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = open(path, "a+b")  # noqa: SIM115 (closed by __exit__)
-        try:
+        with ExitStack() as stack:
+            self._file = stack.enter_context(open(path, "a+b"))
             _lock(self._file, path)
             self.entries, self._size = read_entries(path)
-        except BaseException:
-            self._file.close()
-            raise
+            stack.pop_all()  # __exit__ closes the file
 
     def append(self, entry: dict[str, object]) -> None:
         """Write one entry and sync it to disk.

@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from scheduler.pytorch.torch_private.autograd import below_autograd
 from scheduler.pytorch.torch_private.operators import schema_of
@@ -41,16 +40,14 @@ def _fake_dropout(value: Tensor, p: float, scale: float) -> tuple[Tensor, Tensor
     return torch.empty_like(value), torch.empty_like(value, dtype=torch.bool)
 
 
-def _save_mask(
-    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, ...]
-) -> None:
+def _save_mask(ctx: Any, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(output[1])
-    ctx.scale = inputs[2]  # type: ignore[attr-defined]
+    ctx.scale = inputs[2]
 
 
-def _dropout_backward(ctx: FunctionCtx, gradient: Tensor, _: None) -> tuple[object, ...]:
-    (mask,) = ctx.saved_tensors  # type: ignore[attr-defined]
-    return aten.native_dropout_backward(gradient, mask, ctx.scale), None, None  # type: ignore[attr-defined]
+def _dropout_backward(ctx: Any, gradient: Tensor, _: None) -> tuple[object, ...]:
+    (mask,) = ctx.saved_tensors
+    return aten.native_dropout_backward(gradient, mask, ctx.scale), None, None
 
 
 def _lstm_layer(*args: object) -> tuple[Tensor, ...]:
