@@ -97,10 +97,11 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
 
     The stages are in `STAGES`; `print(*STAGES, sep="\\n")` shows them. If an answer within a gap
     is enough, methods that need no compiled kernels come first, with a few integer programs
-    for the bound. Chains go to `dp` next. Otherwise the quick methods give a first answer, and
-    `ilp` proves it or finds a better one. Where a gap remains, `hierarchical` and `anneal`
-    search as well, and at last integer programs over neighborhoods of the best schedule. Deep
-    networks go to `hierarchical` first, which is the last stage if it proves its answer.
+    for the bound unless it is a chain. Chains go to `dp` next. Otherwise the quick methods give
+    a first answer, and `ilp` proves it or finds a better one. Where a gap remains,
+    `hierarchical` and `anneal` search as well, and at last integer programs over neighborhoods
+    of the best schedule. Deep networks go to `hierarchical` first, which is the last stage if
+    it proves its answer.
 
     Guarantee: never worse than its parts in the time that each has, and a schedule wherever
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
@@ -162,14 +163,15 @@ class _Policy:
 
     def answer_quickly(self) -> None:
         """Look for an answer within the problem's gap by methods that need no compiled kernels."""
-        settings, chain = self.settings, self.problem.chain
+        settings, is_chain = self.settings, self.problem.chain is not None
         if not self.problem.gap:
             return
-        if chain is not None:
+        if is_chain:
             self._consult(_bound_chain, self.first_round)
-        for name in settings.uncompiled_solvers if chain is None else settings.uncompiled_chain_solvers:
+        for name in settings.uncompiled_chain_solvers if is_chain else settings.uncompiled_solvers:
             self._ask(name, self.first_round)
-        self._consult(_solve_few_cuts, self.first_round, settings.few_cuts_share)
+        if not is_chain:  # for a chain, `dp` takes less time than the programs
+            self._consult(_solve_few_cuts, self.first_round, settings.few_cuts_share)
 
     def solve_chain(self) -> None:
         """Run `dp` on a chain."""
@@ -331,7 +333,7 @@ STAGES = (
     Stage(("eviction walk",), "if these take much longer than the plain step", _Policy.walk_within_budget),
     Stage(
         tuple(dict.fromkeys((*SETTINGS.uncompiled_solvers, *SETTINGS.uncompiled_chain_solvers, "ilp"))),
-        'if an answer within a gap is enough, `ilp` with few cuts; "greedy-segments" for chains only',
+        'if an answer within a gap is enough; `ilp` with few cuts, but "greedy-segments" in its place for chains',
         _Policy.answer_quickly,
     ),
     Stage(("dp",), "chains of layers", _Policy.solve_chain),

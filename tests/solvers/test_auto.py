@@ -45,6 +45,16 @@ def test_the_walk_within_the_budget_is_made_once(monkeypatch: pytest.MonkeyPatch
     assert budgets == [106]
 
 
+def test_integer_programs_do_not_delay_the_answer_for_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **options: object) -> Proposal:
+        raise AssertionError("an integer program was solved")
+
+    monkeypatch.setattr("scheduler.solvers.ilp.solver.propose_with_cuts", fail)
+    chain = sc.zoo.heterogeneous_chain(30)
+    solution = sc.solve(chain, "60%", gap=0.005)
+    assert (solution.status, solution.time) == (sc.Status.OPTIMAL, sc.solve(chain, "60%", solver="dp").time)
+
+
 def test_a_schedule_is_found_where_the_smallest_budget_has_one() -> None:
     # The loss needs 6 bytes with its input and workspace; so do x2 and g2: loss and x1 are dropped and recomputed.
     operations = [
