@@ -167,7 +167,7 @@ class _Sweep:
 
     def run(self, budgets: Sequence[int]) -> None:
         """Solve all budgets in this order, as many at once as there are cores."""
-        waiting = list(budgets)
+        waiting, running = list(budgets), list[Deadline]()
         workers = min(len(waiting), os.cpu_count() or 1)
 
         def work() -> None:
@@ -175,15 +175,18 @@ class _Sweep:
                 with self._lock:
                     if not waiting:
                         return
-                    share = min(1.0, workers / len(waiting))
+                    # What the running searches leave is shared by the budgets that wait.
+                    free = workers * self.deadline.remaining - sum(other.remaining for other in running)
+                    limit = self.deadline.within(free / len(waiting))
+                    running.append(limit)
                     budget = waiting.pop(0)
                     problem = replace(
                         self.problem, budget_bytes=budget, starts=tuple(self.starts), cuts=tuple(self.cuts)
                     )
                 started = self.deadline.remaining
-                deadline = self.deadline.within(share * started)
-                proposal = propose_with_bounds(problem, self.solver, deadline, self.seed)
+                proposal = propose_with_bounds(problem, self.solver, limit, self.seed)
                 with self._lock:
+                    running.remove(limit)
                     self._keep(budget, proposal)
                     self.seconds[budget] = started - self.deadline.remaining
 

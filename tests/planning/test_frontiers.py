@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from itertools import pairwise
 
 import pytest
@@ -10,6 +12,10 @@ from hypothesis import strategies as st
 
 import scheduler as sc
 from scheduler.errors import InvalidBudgetError, InvalidOptionError, UnknownSolverError
+from scheduler.planning import frontiers
+from scheduler.problem import Problem
+from scheduler.solution import Proposal
+from scheduler.solvers.deadline import Deadline
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
 from tests.support.oracle import optimum
@@ -63,6 +69,21 @@ def test_the_time_limit_is_for_all_budgets_together() -> None:
         rows = sc.frontier(conv_net(30), [f"{share}%" for share in range(30, 60, 5)], time_limit=3).rows
         assert fake.seconds < 3 + 2
     assert len(rows) == 6
+
+
+def test_every_budget_has_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def search(problem: Problem, solver: str, deadline: Deadline, seed: int) -> Proposal:
+        limits.append(deadline.remaining)
+        while not deadline.passed:
+            time.sleep(1e-4)  # so that the other search looks at the clock as well
+        return Proposal(None, "input order")
+
+    monkeypatch.setattr(frontiers, "propose_with_bounds", search)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    sc.frontier(uniform_chain(6), range(20, 28), time_limit=8.0)
+    assert limits == pytest.approx([2.0] * 8, rel=0.1)
 
 
 @pytest.mark.parametrize(
