@@ -40,6 +40,8 @@ from scheduler.solvers.greedy import GreedySearch
 
 WALKERS = 2
 """Number of threads, each of which anneals one sequence."""
+RUNS_EVERY = 4
+"""Where nothing fits, turns are over decisions but in every so-manieth round: single runs rarely find what fits."""
 MOST_STARTS = 4
 """Known schedules, the fastest ones, that are each annealed once before only the best one is."""
 FIRST_ROUND_MOVES = 200
@@ -206,6 +208,10 @@ class Annealing:
         self.best_time = math.inf
         self.moves = 0
         self.moves_at_best = 0
+        self._rounds = 0
+        self._smallest: Schedule | None = None
+        """Of the known schedules that do not fit, the one with the smallest peak."""
+        self._smallest_peak = math.inf
         self._starts: dict[float, Schedule] = {}
         """Known schedules from which nothing has been annealed yet, by their times."""
 
@@ -229,6 +235,8 @@ class Annealing:
         if not problem.reorder and not follows_input_order(problem.graph, schedule):
             return math.inf
         if simulation.peak_bytes > problem.budget_bytes:
+            if simulation.peak_bytes < self._smallest_peak:
+                self._smallest, self._smallest_peak = schedule, simulation.peak_bytes
             return math.inf
         if simulation.time < self.best_time:
             self.best, self.best_time, self.moves_at_best = schedule, simulation.time, self.moves
@@ -296,16 +304,26 @@ class Annealing:
             hot = WARM if kind is Kind.RUNS_FROM_BEST and math.isfinite(before) else HOT
             return walker.anneal_runs(runs, hot, length, most_moves, deadline)
 
-        kinds = [self.choice.next() for _ in walkers]
-        begins = [start if kind is Kind.RUNS_FROM_START else self._next_begin(kind) or start for kind in kinds]
+        self._rounds += 1
+        only_decisions = self.best is None and self._rounds % RUNS_EVERY != 0
+        kinds = [Kind.DECISIONS if only_decisions else self.choice.next() for _ in walkers]
+        begins = [self._next_begin(kind, k) or start for k, kind in enumerate(kinds)]
         for kind, (moves, schedule) in zip(kinds, list(pool.map(turn, walkers, kinds, begins)), strict=True):
             self.moves += moves
             self.choice.record(kind, improved=schedule is not None and self.offer(schedule) < before)
         if self.best_time < before:
             deadline.report(self.proposal())
 
-    def _next_begin(self, kind: Kind) -> Schedule | None:
-        """Return the best schedule; or for turns over runs, each known one once before it."""
+    def _next_begin(self, kind: Kind, walker: int) -> Schedule | None:
+        """Return where a turn begins; None for the initial schedule.
+
+        It is the best schedule, but for turns over runs, each known one once before it. While nothing fits, it
+        is the one with the smallest peak for every other walker, and the initial one for the rest.
+        """
+        if kind is Kind.RUNS_FROM_START:
+            return None
+        if self.best is None:
+            return None if walker % 2 else self._smallest
         if kind is Kind.RUNS_FROM_BEST and self._starts:
             return self._starts.pop(min(self._starts))
         return self.best
@@ -355,6 +373,8 @@ class _Pair:
     ) -> tuple[int, Schedule | None]:
         """Do the same over the retention decisions of the runs, in several coolings, each from the best so far.
 
+        While nothing fits, each goes on from where the last one ended: memory over budget then weighs more and more.
+
         Parameters
         ----------
         runs : sequence of int
@@ -368,7 +388,8 @@ class _Pair:
         cooling = RETENTION_MOVES * self.operations
         begun, moves = walker.moves, max(1, int(min(min(cooling, MOST_RETENTION_MOVES) * length, most_moves)))
         while (left := moves - (walker.moves - begun)) > 0:
-            walker.load(runs)
+            if math.isfinite(time) or walker.moves == 0:
+                walker.load(runs)
             hot = RETENTION_HOT[self.coolings % len(RETENTION_HOT)]
             self.coolings += 1
             free = self.may_shift and hot <= WARMEST_SHIFTS

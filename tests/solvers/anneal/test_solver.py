@@ -22,6 +22,7 @@ from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.solver import Walker
 from scheduler.solvers.anneal.state import AREA, BLOCK, COST
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.smallest_peak import smallest_peak
 from tests.support.annealing import polish
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
@@ -146,6 +147,16 @@ def test_polishing_returns_the_start_where_nothing_fits() -> None:
     problem = Problem(graph, 15)
     start = problem.save_everything
     assert polish(problem, start, deadline=Deadline(0.2), seed=0, moves=5_000) is start
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_schedule_is_found_below_the_smallest_peak_that_is_known(seed: int) -> None:
+    graph = sc.zoo.unet()
+    problem = Problem(graph, 0)
+    known_bytes, smallest = smallest_peak(problem, NEVER)
+    problem = Problem(graph, known_bytes - (known_bytes - problem.floor.bytes) // 20)
+    found = polish(problem, smallest, deadline=NEVER, seed=seed, moves=20_000)
+    assert sc.simulate(graph, found).peak_bytes <= problem.budget_bytes
 
 
 def test_an_invalid_start_is_rejected() -> None:
