@@ -9,10 +9,9 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import BrokenExecutor, CancelledError, ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
@@ -38,6 +37,9 @@ from scheduler.planning.frontiers import frontier
 from scheduler.solution import Status
 from scheduler.solvers.registry import solver_names
 from scheduler.units import text_table
+
+_SECONDS_TO_DROP = 5.0
+"""The most to wait for a pool of processes to drop its cancelled cases; it takes some milliseconds."""
 
 
 def add_frontier(commands: Commands) -> None:
@@ -199,9 +201,11 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
     finally:
         try:
-            pool.shutdown(wait=False, cancel_futures=True)
-            # The pool of Python 3.11 hangs if its workers die before it has dropped the cancelled cases.
-            time.sleep(0.1)
+            with suppress(BrokenExecutor, CancelledError, TimeoutError):
+                # The pool of Python 3.11 hangs if its workers die before it has dropped the cancelled cases.
+                last = pool.submit(int)
+                pool.shutdown(wait=False, cancel_futures=True)
+                last.result(_SECONDS_TO_DROP)
         finally:
             for worker in active_children():
                 worker.kill()
