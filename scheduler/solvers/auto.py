@@ -49,6 +49,8 @@ class AutoSettings:
         From so many operations on, no other solver runs if `hierarchical` finds a schedule.
     first_round_share : float
         Share of the time limit for everything but the last search.
+    smallest_peak_share : float
+        Share of that time for the smallest peak where nothing fits so far.
     neighborhoods_seconds, neighborhoods_share : float
         With so much time, the last search includes `neighborhoods`, and has this share of it.
     hierarchical_share : float
@@ -77,6 +79,7 @@ class AutoSettings:
     hierarchical_first_operations: int = 3_000
     hierarchical_only_operations: int = 30_000
     first_round_share: float = 0.9
+    smallest_peak_share: float = 0.3
     neighborhoods_seconds: float = 10.0
     neighborhoods_share: float = 0.25
     hierarchical_share: float = 0.2
@@ -198,7 +201,8 @@ class _Policy:
     def find_smallest_peak(self) -> None:
         """Look for the smallest peak if no schedule fits so far."""
         if self.best.schedule is None and not self.best.is_final:
-            self.best.offer(smallest_peak(self.problem, self.first_round)[1])
+            limit = self._share_of(self.first_round, self.settings.smallest_peak_share)
+            self.best.offer(smallest_peak(self.problem, limit)[1])
 
     def prove_and_search(self) -> None:
         """Run `ilp` alone; if that takes long, `hierarchical` and `anneal` at the same time."""
@@ -267,7 +271,7 @@ class _Policy:
         best = self.best
         if best.is_final or deadline.passed:
             return
-        known = () if best.schedule is None else (best.schedule,)
+        known = tuple(schedule for schedule in (best.schedule or best.smallest,) if schedule is not None)
         problem = replace(self.problem, starts=(*known, *self.answers, *self.problem.starts))
         try:
             limit = deadline.within(share * deadline.remaining, partial(self._update, deadline=deadline))

@@ -40,8 +40,9 @@ from scheduler.solvers.greedy import GreedySearch
 
 WALKERS = 2
 """Number of threads, each of which anneals one sequence."""
-RUNS_EVERY = 4
-"""Where nothing fits, turns are over decisions but in every so-manieth round: single runs rarely find what fits."""
+RUNS_EVERY = 2
+"""Where nothing fits, turns are over decisions but in every so-manieth round, from the first on: some steps need
+other orders of first runs, and others many recomputations at once."""
 MOST_STARTS = 4
 """Known schedules, the fastest ones, that are each annealed once before only the best one is."""
 FIRST_ROUND_MOVES = 200
@@ -304,26 +305,26 @@ class Annealing:
             hot = WARM if kind is Kind.RUNS_FROM_BEST and math.isfinite(before) else HOT
             return walker.anneal_runs(runs, hot, length, most_moves, deadline)
 
-        self._rounds += 1
         only_decisions = self.best is None and self._rounds % RUNS_EVERY != 0
+        self._rounds += 1
         kinds = [Kind.DECISIONS if only_decisions else self.choice.next() for _ in walkers]
-        begins = [self._next_begin(kind, k) or start for k, kind in enumerate(kinds)]
+        begins = [self._next_begin(kind) or start for kind in kinds]
         for kind, (moves, schedule) in zip(kinds, list(pool.map(turn, walkers, kinds, begins)), strict=True):
             self.moves += moves
             self.choice.record(kind, improved=schedule is not None and self.offer(schedule) < before)
         if self.best_time < before:
             deadline.report(self.proposal())
 
-    def _next_begin(self, kind: Kind, walker: int) -> Schedule | None:
+    def _next_begin(self, kind: Kind) -> Schedule | None:
         """Return where a turn begins; None for the initial schedule.
 
-        It is the best schedule, but for turns over runs, each known one once before it. While nothing fits, it
-        is the one with the smallest peak for every other walker, and the initial one for the rest.
+        It is the best schedule, but for turns over runs, each known one once before it. While nothing fits,
+        decisions begin with the smallest known peak.
         """
         if kind is Kind.RUNS_FROM_START:
             return None
         if self.best is None:
-            return None if walker % 2 else self._smallest
+            return self._smallest if kind is Kind.DECISIONS else None
         if kind is Kind.RUNS_FROM_BEST and self._starts:
             return self._starts.pop(min(self._starts))
         return self.best
