@@ -19,6 +19,7 @@ exclude_patterns: list[str] = []
 html_theme = "furo"
 html_title = "scheduler"
 html_copy_source = False
+html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 # The notebooks are run by CI on their own; the site shows the output that they were committed with.
