@@ -88,13 +88,15 @@ def test_each_model_is_traced_and_planned_in_less_than_thirty_seconds() -> None:
     assert all(float(row["together"]) < 30 for row in read_rows("planning"))
 
 
-def test_compiled_steps_hold_what_was_planned() -> None:
+def test_compiled_steps_hold_what_was_planned_and_inductor_never_more() -> None:
     rows = read_rows("compiled")
     assert len(rows) == 6
     for row in rows:
         assert float(row["gradient error"]) < 1e-9
         for size in (4, 6):
-            assert row[f"planned bytes, {size}"] == row[f"held bytes, {size}"]
+            planned, held = int(row[f"planned bytes, {size}"]), int(row[f"held bytes, {size}"])
+            fewest = planned if row["compiler"] == "eager" else 0.9 * planned
+            assert fewest <= held <= planned
 
 
 def test_predicted_times_are_those_of_two_traces_and_measured_within_three_points() -> None:
