@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import cycle
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scheduler.plots.figures import (
@@ -20,7 +21,6 @@ from scheduler.plots.figures import (
     VERMILLION,
     closed_svg,
     finish,
-    new_axes,
     new_figure,
 )
 from tests.pages.recordings import read_cells, read_rows
@@ -28,6 +28,8 @@ from tests.pages.recordings import read_cells, read_rows
 _COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 _MARKERS = "os^Dv<>P"  # one more than colors, so that both together repeat after 56 series
 MIB = 2**20
+_WIDTH = 5.4
+"""Inches: wide enough for a page, and legible when it is as narrow as a phone."""
 
 
 def figure_names() -> list[str]:
@@ -51,9 +53,19 @@ def digest_of(name: str) -> str:
     return f"{', '.join(tables)}: {digest[:16]}"
 
 
+def _new_figure(height: float) -> Figure:
+    figure = new_figure(height)
+    figure.set_size_inches(_WIDTH, height)
+    return figure
+
+
+def _new_axes(height: float) -> Axes:
+    return _new_figure(height).subplots()
+
+
 def _step_memory() -> Figure:
     """Live bytes over a step of GPT-2."""
-    ax = new_axes(3.2)
+    ax = _new_axes(3.2)
     series: dict[str, list[tuple[int, float]]] = {}
     for row in read_rows("step_memory"):
         series.setdefault(row["series"], []).append((int(row["operators"]), int(row["bytes"]) / MIB))
@@ -80,8 +92,9 @@ def _peers() -> Figure:
     """Frontiers of PyTorch and ours, a panel per model."""
     rows = read_rows("peers")
     models = list(dict.fromkeys(row["model"] for row in rows))
-    figure = new_figure(2.1 * ((len(models) + 2) // 3) + 0.5)
-    grid = figure.subplots((len(models) + 2) // 3, 3, squeeze=False).flat
+    lines = (len(models) + 1) // 2
+    figure = _new_figure(1.9 * lines + 0.5)
+    grid = figure.subplots(lines, 2, squeeze=False).flat
     for ax, model in zip(grid, models, strict=False):
         own = [row for row in rows if row["model"] == model]
         ours = _staircase([(float(r["our peak"]), float(r["our FLOPs"])) for r in own if r["our peak"]])
@@ -115,7 +128,7 @@ def _staircase(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def _predictions() -> Figure:
     """Predicted against measured: the allocator's peaks, and the time lost."""
     rows = read_rows("predictions")
-    figure = new_figure(3.6)
+    figure = _new_figure(3.2)
     peaks, times = figure.subplots(1, 2)
     for model, color, marker in zip(dict.fromkeys(row["model"] for row in rows), cycle(_COLORS), cycle(_MARKERS)):
         own = [row for row in rows if row["model"] == model]
@@ -140,7 +153,7 @@ def _predictions() -> Figure:
 
 def _answers() -> Figure:
     """Seconds to an answer against the size of the step."""
-    ax = new_axes(3.4)
+    ax = _new_axes(3.4)
     deep = [row for row in read_rows("deep_networks") if row["budget"] == "50%" and int(row["limit"]) >= 60]
     deep.sort(key=lambda row: int(row["operations"]))
     sizes, seconds = [int(row["operations"]) for row in deep], [float(row["seconds"]) for row in deep]
@@ -161,7 +174,7 @@ def _answers() -> Figure:
 
 def _gaps() -> Figure:
     """Gaps against budgets on published graphs."""
-    ax = new_axes(3.4)
+    ax = _new_axes(3.4)
     rows = [row for row in read_rows("general_graphs") if row["order"] == "any" and row["budget"][0].isdigit()]
     for graph, color, marker in zip(dict.fromkeys(row["graph"] for row in rows), cycle(_COLORS), cycle(_MARKERS)):
         own = [(int(r["budget"].split()[0]), float(r["gap"].rstrip("%"))) for r in rows if r["graph"] == graph]
@@ -172,7 +185,7 @@ def _gaps() -> Figure:
     ax.set_xlabel("budget (% of the peak of saving everything)")
     ax.set_ylabel("gap, over all orders (%)")
     ax.set_ylim(bottom=-0.05)
-    finish(ax, columns=3)
+    finish(ax, columns=2)
     return ax.get_figure(root=True)
 
 
