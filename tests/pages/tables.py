@@ -177,6 +177,17 @@ def _modules(rows: list[Row]) -> str:
     return _markdown(head, lines)
 
 
+def _planning(rows: list[Row]) -> str:
+    """A line per model: seconds of tracing and planning, and what the plan costs."""
+    stages = ("tracing", "planning", "together")
+    lines = []
+    for row in rows:
+        shares = [f"{float(row[column]):.2%}" for column in ("overhead", "gap")]
+        lines.append([row["model"], row["operations"], *(row[stage] for stage in stages), *shares])
+    head = ["model", "operations", "seconds of tracing", "seconds of planning", "together", "time lost", "gap"]
+    return _markdown(head, lines)
+
+
 def _planning_times(rows: list[Row]) -> str:
     """A line per model and budget: seconds, what the plan costs, and whether its peak is the measured one."""
     head = ["model", "budget", "operations", "seconds of a step", "seconds of planning", "time lost", "gap"]
@@ -261,6 +272,7 @@ _TABLES: dict[str, Callable[[list[Row]], str]] = {
     "fit_published": _fit_published,
     "modules": _modules,
     "peers": _peers,
+    "planning": _planning,
     "planning_times": _planning_times,
     "predicted_times": _predicted_times,
     "predictions": _predictions,
