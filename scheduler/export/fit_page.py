@@ -12,6 +12,10 @@ from scheduler.units import html_table
 
 _STYLE = """body { overflow-wrap: break-word; }
 h1 { margin-bottom: 1rem; }
+td:first-child { white-space: pre-wrap; }
+.legend { list-style: none; padding: 0; font-size: 0.9rem; }
+.legend li { display: inline-block; margin-right: 1.2rem; }
+.legend span { display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.4em; }
 @media (max-width: 40rem) { table { display: block; overflow-x: auto; } }
 """
 _COLORS = ("#0072b2", "#56b4e9", "#009e73", "#f0e442", "#e69f00", "#d55e00", "#cc79a7", "#999999")
@@ -32,6 +36,7 @@ def fit_html(fit: Fit) -> str:
     body = f"""{facts}
 <h2>What fills the memory at the plain peak</h2>
 {"".join(_bar(fit))}
+{_legend(fit)}
 {parts}
 <h2>What fits</h2>
 {html_table([("", "plainly", "with a plan", "proof"), *reaches]) if reaches else "<p>Not looked at.</p>"}
@@ -56,3 +61,12 @@ def _bar(fit: Fit) -> Iterator[str]:
         left += width
     yield f'<line x1="{usable * scale:.4f}" x2="{usable * scale:.4f}" y1="0" y2="6" stroke="#222" stroke-width="0.3"/>'
     yield "</svg>"
+
+
+def _legend(fit: Fit) -> str:
+    """Return which color of the bar is what."""
+    entries = "".join(
+        f'<li><span style="background: {_COLORS[number % len(_COLORS)]}"></span>{KINDS[kind]}</li>'
+        for number, kind in enumerate(total_by_kind(fit.parts))
+    )
+    return f'<ul class="legend">{entries}<li>black line: what the device has for tensors</li></ul>'

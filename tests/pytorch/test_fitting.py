@@ -261,7 +261,10 @@ def test_the_command_answers_for_a_factory(capsys: pytest.CaptureFixture[str], t
     assert main([*arguments, "--json", "--html", str(page)]) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["fits"], data["batch_size"], data["device"]) == (True, 8, "t4")
-    assert "What fills the memory" in page.read_text()
+    text = page.read_text()
+    assert "What fills the memory" in text
+    assert text.count("<rect ") == text.count('<li><span style="background: #') > 2
+    assert all(f"</span>{name}</li>" in text for name in ("parameters", "inputs"))
 
 
 def test_the_command_wants_a_task_for_a_configuration_only(capsys: pytest.CaptureFixture[str]) -> None:
