@@ -236,8 +236,8 @@ def _claims(plan: Plan) -> dict[str, str]:
     return {
         **{name: f"{format_bytes(size)} ({size} bytes)" for name, size in sizes.items()},
         "operation at the peak": plan.simulation.peak_operation,
-        "time": f"{plan.time!r} {unit}",
-        "time of saving everything": f"{plan.baseline_time!r} {unit}",
+        "time": _exact(plan.time, unit),
+        "time of saving everything": _exact(plan.baseline_time, unit),
         "overhead in time": f"{plan.overhead:.4%}",
     }
 
@@ -247,9 +247,9 @@ def _proof(plan: Plan) -> dict[str, str]:
     return {
         "status": f"{plan.status.name} ({plan.status.value})",
         "search space": plan.search_space,
-        "lower bound on the time, in the search space": f"{plan.bound!r} {unit}",
+        "lower bound on the time, in the search space": _exact(plan.bound, unit),
         "gap": f"{plan.gap:.4%}",
-        "lower bound on the time, over all schedules": f"{plan.global_bound!r} {unit}",
+        "lower bound on the time, over all schedules": _exact(plan.global_bound, unit),
         "gap over all schedules": f"{plan.global_gap:.4%}",
         "solver": plan.solver,
         "solve time": f"{plan.solve_seconds:.3g} s",
@@ -260,6 +260,11 @@ def _proof(plan: Plan) -> dict[str, str]:
         "digest of the graph": plan.graph.digest,
         "digest of the graph's structure": plan.graph.structure_digest,
     }
+
+
+def _exact(time: float, unit: str) -> str:
+    """Return a time with all its digits; a whole number, such as a count of FLOPs, as one."""
+    return f"{repr(time).removesuffix('.0')} {unit}"
 
 
 def _table(name: str, entries: dict[str, str]) -> str:
