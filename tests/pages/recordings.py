@@ -14,6 +14,8 @@ from pathlib import Path
 from tests.support.paths import BENCHMARKS, ROOT
 
 MANIFEST = BENCHMARKS / "recorded.csv"
+_MEASURED = ("scheduler", ":!scheduler/export", ":!scheduler/plots")
+"""The code that tables measure: the package without its pages and plots, as paths for git."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ class Recording:
         return BENCHMARKS / f"{self.table}.csv"
 
     def is_older_than_the_code(self) -> bool:
-        """Return whether a later commit has changed the package; False if git cannot tell."""
+        """Return whether a later commit has changed what is measured; False if git cannot tell."""
         commit = self.commit.partition("+")[0]
-        return _git("rev-list", "--count", f"{commit}..HEAD", "--", "scheduler") not in ("", "0")
+        return _git("rev-list", "--count", f"{commit}..HEAD", "--", *_MEASURED) not in ("", "0")
 
 
 def read_manifest() -> dict[str, Recording]:
@@ -93,7 +95,7 @@ def record(recording: Recording) -> Recording:
     begun = replace(
         recording,
         commit=_git("rev-parse", "--short", "HEAD")
-        + ("+changes" if _git("status", "--porcelain", "scheduler") else ""),
+        + ("+changes" if _git("status", "--porcelain", "--", *_MEASURED) else ""),
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         machine=machine(),
     )
