@@ -77,16 +77,12 @@ class Options:
             if call.refusal or not any(_frees(layout, c, i) for i in segments) or _never_pays(layout, c, times):
                 continue
             times[c] = sum(tree.segments[i].forward_time for i in segments)
-            saved = sum(
-                min(tree.segments[i].expensive_time, tree.segments[i].forward_time)
-                for i in segments
-                if layout.is_expensive[i]
-            )
+            expensive = [tree.segments[i] for i in segments if layout.is_expensive[i]]
             groups = {g for i in segments for g in layout.saved[i]} - set(layout.held[c])
             inputs = sum(layout.groups[g].size_bytes for g in layout.held[c])
             saved_bytes[c] = sum(layout.groups[g].size_bytes for g in groups) - inputs
-            if saved > 0:
-                savings[c] = saved
+            if expensive:
+                savings[c] = sum(min(segment.expensive_time, segment.forward_time) for segment in expensive)
                 born = [layout.groups[g] for i in segments for g in layout.born[i]]
                 kept_bytes[c] = sum(group.size_bytes for group in born if group.is_expensive)
         return cls(times, savings, saved_bytes, kept_bytes)

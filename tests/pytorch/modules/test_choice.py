@@ -28,7 +28,8 @@ from scheduler.solvers.deadline import Deadline
 from tests.support.call_trees import Machine, block_tree, every_choice, random_tree, transformer_tree
 from tests.support.fake_clock import FakeClock
 
-SEEDS = range(12)
+SEEDS = (*range(12), 463, 652)
+"""In the last two, only calls that keep results have the smallest peak, although that saves no time."""
 
 
 @cache
