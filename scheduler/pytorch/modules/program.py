@@ -160,6 +160,7 @@ class Program:
         self.terms: dict[Holding, _Term] = {}
         self.subtotals: dict[object, pulp.LpVariable] = {}
         self.parts = _parts(layout)
+        self.rivals = _rivals(layout, options)
         self._add_rules(layout)
 
     def _add_rules(self, layout: Layout) -> None:
@@ -231,16 +232,26 @@ class Program:
         return self.subtotals[key]
 
     def _holding(self, holding: Holding) -> pulp.LpVariable:
-        """Return a variable that is at least 1 if something is held."""
+        """Return a variable that is at least 1 if something is held.
+
+        If a call keeps results, no call around or inside it is recomputed. So a condition fails then
+        that demands one of these, or that the call is not recomputed: what is held is at least the
+        sum of this condition and of the calls that hold it because they keep results.
+        """
         held = self.program.fraction("held")
-        kept = {next(iter(true)) for true, false in holding if len(true) == 1 and not false}
+        keepers = {c for true, false in holding if len(true) == 1 and not false for c, keeps in true if keeps}
+        rows: dict[frozenset[tuple[Literal, int]], int] = {}
         for true, false in holding:
-            terms = [(held, 1.0), *((self.variables[literal], -1.0) for literal in true)]
-            terms += [(self.variables[literal], 1.0) for literal in false]
-            # A region that keeps the results has no other around it: these conditions exclude each other.
-            others = [Literal(c, True) for c, _ in false if Literal(c, True) in kept]
-            terms += [(self.variables[literal], -1.0) for literal in others]
-            self.program.at_least("held", terms, 1.0 - len(true))
+            weights = Counter(true)
+            weights.subtract(false)
+            rivals = {keeper for c, _ in true for keeper in self.rivals[c]}
+            excluded = {c for c, keeps in false if not keeps}
+            for c in (*(keepers & (rivals | excluded)), *(rivals & excluded)):  # the latter fail by `true` alone
+                weights[Literal(c, True)] += 1
+            rows[frozenset(weights.items())] = 1 - len(true)
+        for row, least in rows.items():
+            terms = [(self.variables[literal], -float(weight)) for literal, weight in row if weight]
+            self.program.at_least("held", [(held, 1.0), *terms], float(least))
         return held
 
     def relax(self, deadline: Deadline) -> float:
@@ -278,6 +289,15 @@ def _parts(layout: Layout) -> list[int]:
         is_part = callers[c] == busiest and not call.span
         parts.append(c if is_part else OUTSIDE if call.caller == OUTSIDE else parts[call.caller])
     return parts
+
+
+def _rivals(layout: Layout, options: Options) -> list[set[int]]:
+    """Return, per call, those around or inside it that may keep expensive results."""
+    rivals = [options.savings.keys() & ancestors for ancestors in map(set, layout.ancestors)]
+    for c in options.savings:
+        for outer in layout.ancestors[c]:
+            rivals[outer].add(c)
+    return rivals
 
 
 def _single(holding: Holding) -> tuple[Literal | None, int]:

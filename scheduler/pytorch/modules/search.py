@@ -25,10 +25,10 @@ from scheduler.solvers.deadline import Deadline, clock
 
 TOLERANCE = 1e-9
 """Relative error of bounds in bytes."""
-_FIRST_GAP = 0.02
-"""The gap of the first answers, which only show the points that matter."""
 _TIGHTENING_STEPS = 32
 """About how many choices are counted on the way to one that fits."""
+_BLOCKS_SECONDS = 0.25
+"""The most for choosing among the blocks; more would hardly improve that choice."""
 _BOUND_SECONDS = 0.25
 """The first bound gets at least as long, since nobody knows how good an answer is without one."""
 _MOST_BY_HAND = 3
@@ -120,15 +120,15 @@ class Chooser:
         found = Found(self.plain, bound=self.plain.time)
         for candidate in (*self.by_hand, *starts):
             self._note(found, candidate, budget_bytes)
-        blocks = self._program(budget_bytes, self.options.only(self._blocks))
+        blocks, limit = self._program(budget_bytes, self.options.only(self._blocks)), patience or deadline
         self._add(blocks, self.plain, budget_bytes)
-        self._solve(found, blocks, budget_bytes, _FIRST_GAP, patience or deadline, proves=False)
+        limit = limit.within(min(_BLOCKS_SECONDS, limit.remaining / 4))
+        self._solve(found, blocks, budget_bytes, 0.0, limit, proves=False)
         program, started = self._program(budget_bytes), clock.now()
         self._add(program, self.plain, budget_bytes)
         found.bound += program.relax(deadline.within(max(_BOUND_SECONDS, (patience or deadline).remaining)))
         seconds = clock.now() - started
         self.greedy(budget_bytes, deadline, patience=patience, gap=gap, found=found)
-        self._solve(found, blocks, budget_bytes, gap, patience or deadline, proves=False, first_gap=gap)
         limit = patience if patience is not None and found.best is not None else deadline
         if found.best is None or limit.remaining > seconds:  # the program takes longer than its relaxation
             for point in self._tight_points:
@@ -147,16 +147,14 @@ class Chooser:
         patience: Deadline | None = None,
         *,
         proves: bool,
-        first_gap: float = _FIRST_GAP,
     ) -> None:
         """Solve a program until an answer fits, with a bound if it is a relaxation of every choice (`proves`)."""
-        current = max(gap, first_gap)
         while not self._is_done(found, gap):
             limit = patience if patience is not None and found.best is not None else deadline
             if limit.passed:
                 break
             found.programs += 1
-            result, regions = program.minimize(limit, absolute_gap=current * self.plain.time)
+            result, regions = program.minimize(limit, absolute_gap=gap * self.plain.time)
             if proves:
                 found.infeasible = result.infeasible
                 if not result.infeasible:
@@ -169,16 +167,14 @@ class Chooser:
                 self._tighten(found, candidate, budget_bytes, limit)
             if self._add(program, candidate, budget_bytes):
                 continue
-            if candidate.peak_bytes > budget_bytes:  # by the tolerance of the solver: leave more than that
-                if not proves:
-                    break
-                proves, program = False, program.within(2 * budget_bytes - candidate.peak_bytes)
-                continue
-            if candidate is found.best:
-                found.best = self._relaxed(candidate, budget_bytes, limit)
-            if current == gap:
+            if candidate.peak_bytes <= budget_bytes:
+                if candidate is found.best:
+                    found.best = self._relaxed(candidate, budget_bytes, limit)
                 break
-            current = gap
+            if not proves:
+                break
+            # It exceeds the budget by the tolerance of the solver: leave more than that.
+            proves, program = False, program.within(2 * budget_bytes - candidate.peak_bytes)
 
     def greedy(
         self,
@@ -200,7 +196,7 @@ class Chooser:
         if found.best is not None and not self._is_done(found, gap):
             limit = patience or deadline
             limit = limit.within(limit.remaining / 4)
-            found.best = self._relaxed(self._thinned(found.best, budget_bytes, limit), budget_bytes, limit)
+            found.best = self._relaxed(found.best, budget_bytes, limit)
         return found
 
     def tightened(self, budget_bytes: int, deadline: Deadline) -> Found:
@@ -260,21 +256,6 @@ class Chooser:
         excess = amount - budget_bytes
         at_once = min(excess, max(excess // 2, (self.plain.peak_bytes - budget_bytes) // _TIGHTENING_STEPS))
         return self.candidate(tightening.regions) if tightening.free(excess, at_once=at_once) else None
-
-    def _thinned(self, best: Candidate, budget_bytes: int, deadline: Deadline) -> Candidate:
-        """Leave out as many decisions as possible, several at once as long as that fits, the costly ones first."""
-        size = len(best.regions) // 2
-        while size:
-            order = sorted(best.regions, key=lambda c: -self.options.times[c])
-            for left_out in (order[i : i + size] for i in range(0, len(order), size)):
-                if deadline.passed:
-                    return best
-                rest = {c: keeps for c, keeps in best.regions.items() if c not in left_out}
-                candidate = self.candidate(rest)
-                if candidate.peak_bytes <= budget_bytes and candidate.time < best.time:
-                    best = candidate
-            size //= 2
-        return best
 
     def _relaxed(self, best: Candidate, budget_bytes: int, deadline: Deadline) -> Candidate:
         """Spend what is left of a budget, decision by decision."""

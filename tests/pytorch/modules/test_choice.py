@@ -70,6 +70,18 @@ def test_no_choice_is_faster_than_the_relaxed_program(seed: int) -> None:
         assert added > 0 or all(amount <= budget for amount, _ in plain.memory)
 
 
+@pytest.mark.parametrize("share", [60, 40])
+def test_the_relaxed_program_is_close_to_the_answer_where_nested_calls_may_keep_results(share: int) -> None:
+    chooser = Chooser(Layout(transformer_tree(3)))
+    resident, plain = chooser.layout.tree.resident_bytes, chooser.plain
+    budget = plain.peak_bytes * share // 100
+    program = Program(chooser.points, chooser.options, resident, budget, plain.peak_bytes)
+    for _, point in plain.memory:
+        program.add(point)
+    added = chooser.fastest(budget, gap=0.0, deadline=Deadline(60.0)).bound - plain.time
+    assert 0.9 * added <= program.relax(Deadline(60.0)) <= added
+
+
 @pytest.mark.parametrize(("saved", "value"), [(1, 2), (2, 2), (3, 2)])
 def test_calls_that_hold_as_much_as_they_free_are_left_out_and_no_answer_is_worse(saved: int, value: int) -> None:
     tree = block_tree(5, saved=saved, value=value)
