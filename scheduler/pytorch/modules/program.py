@@ -254,10 +254,13 @@ class Program:
             self.program.at_least("held", [(held, 1.0), *terms], float(least))
         return held
 
-    def relax(self, deadline: Deadline) -> float:
-        """Return the least time that is added if calls may be recomputed in part; 0 if none is found in time."""
+    def relax(self, deadline: Deadline) -> tuple[float, Regions]:
+        """Let calls be recomputed in part; return the least time that is then added, and the calls that mostly are.
+
+        That is 0 and no calls if nothing is found in time.
+        """
         found = self.program.relax(deadline, "memory") if self.added else None
-        return 0.0 if found is None else max(0.0, found[0]) * self.time_unit
+        return (0.0, {}) if found is None else (max(0.0, found[0]) * self.time_unit, self._regions())
 
     def minimize(self, deadline: Deadline, *, absolute_gap: float) -> tuple[MilpResult, Regions]:
         """Solve the program with the points added so far; return the result, and the calls to recompute.
@@ -267,11 +270,12 @@ class Program:
         unit = self.time_unit if self.peak is None else 1.0
         solved = self.program.minimize(deadline, absolute_gap=absolute_gap / unit)
         result = replace(solved, bound=solved.bound * unit, objective=solved.objective * unit)
-        regions = {c: False for (c, keeps), variable in self.variables.items() if not keeps and is_set(variable)}
-        for (c, keeps), variable in self.variables.items():
-            if keeps and is_set(variable):
-                regions[c] = True
-        return result, regions if result.found else {}
+        return result, self._regions() if result.found else {}
+
+    def _regions(self) -> Regions:
+        """Return the calls that are recomputed in the solution, and whether they keep expensive results."""
+        # That a call keeps results comes after that it is recomputed, and replaces it.
+        return {call: keeps for (call, keeps), variable in self.variables.items() if is_set(variable)}
 
 
 def _parts(layout: Layout) -> list[int]:

@@ -1,10 +1,11 @@
 """Search for the fastest choice of calls to recompute within a budget, and for the one with the smallest peak.
 
-A greedy search finds an answer at once. An integer program bounds the memory at some points of
-the step; the memory of its answer is counted, the points that exceed the budget are added, and it is solved
-again, until an answer fits. Each program is a relaxation, so its bound holds for every choice of
-calls; the first bound is that of its linear relaxation. A program over the blocks alone is small
-and soon solved, but bounds nothing. An answer that does not fit is made to fit by the greedy search.
+An integer program bounds the memory at some points of the step; the memory of its answer is
+counted, the points that exceed the budget are added, and it is solved again, until an answer fits.
+Each program is a relaxation, so its bound holds for every choice of calls. Its linear relaxation is
+solved first, for a first bound and for answers that are rounded from it, which are often good
+enough. A program over the blocks alone is small and soon solved, but bounds nothing. An answer that
+does not fit is made to fit by a greedy search, which finds some at once without any program, too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ TOLERANCE = 1e-9
 """Relative error of bounds in bytes."""
 _TIGHTENING_STEPS = 32
 """About how many choices are counted on the way to one that fits."""
+_MOST_ROUNDED = 6
+"""The most solutions of the relaxation that are rounded to show the points that matter."""
 _BLOCKS_SECONDS = 0.25
 """The most for choosing among the blocks; more would hardly improve that choice."""
 _BOUND_SECONDS = 0.25
@@ -124,10 +127,9 @@ class Chooser:
         self._add(blocks, self.plain, budget_bytes)
         limit = limit.within(min(_BLOCKS_SECONDS, limit.remaining / 4))
         self._solve(found, blocks, budget_bytes, 0.0, limit, proves=False)
-        program, started = self._program(budget_bytes), clock.now()
+        program = self._program(budget_bytes)
         self._add(program, self.plain, budget_bytes)
-        found.bound += program.relax(deadline.within(max(_BOUND_SECONDS, (patience or deadline).remaining)))
-        seconds = clock.now() - started
+        seconds = self._round(found, program, budget_bytes, gap, deadline, patience or deadline)
         self.greedy(budget_bytes, deadline, patience=patience, gap=gap, found=found)
         limit = patience if patience is not None and found.best is not None else deadline
         if found.best is None or limit.remaining > seconds:  # the program takes longer than its relaxation
@@ -136,6 +138,26 @@ class Chooser:
                     program.add(point)
             self._solve(found, program, budget_bytes, gap, deadline, patience, proves=True)
         return found
+
+    def _round(
+        self, found: Found, program: Program, budget_bytes: int, gap: float, deadline: Deadline, patience: Deadline
+    ) -> float:
+        """Solve the relaxation, and make what it mostly recomputes fit; again with the points that this exceeded.
+
+        Returns the seconds of the last relaxation. The first one is waited for longer than `patience`.
+        """
+        for _ in range(_MOST_ROUNDED):
+            started = clock.now()
+            added, rounded = program.relax(deadline.within(max(_BOUND_SECONDS, patience.remaining)))
+            seconds = clock.now() - started
+            found.bound = max(found.bound, self.plain.time + added)
+            candidate = self.candidate(rounded)
+            self._note(found, candidate, budget_bytes)
+            if not self._is_done(found, gap):
+                self._tighten(found, candidate, budget_bytes, patience)
+            if self._is_done(found, gap) or patience.passed or not self._add(program, candidate, budget_bytes):
+                break
+        return seconds
 
     def _solve(
         self,

@@ -65,7 +65,7 @@ def test_no_choice_is_faster_than_the_relaxed_program(seed: int) -> None:
         program = Program(chooser.points, chooser.options, chooser.layout.tree.resident_bytes, budget, plain.peak_bytes)
         for _, point in plain.memory:
             program.add(point)
-        added = program.relax(Deadline(60.0))
+        added, _ = program.relax(Deadline(60.0))
         assert added <= min(time for peak, time in outcomes if peak <= budget) - plain.time + 1e-9
         assert added > 0 or all(amount <= budget for amount, _ in plain.memory)
 
@@ -79,7 +79,8 @@ def test_the_relaxed_program_is_close_to_the_answer_where_nested_calls_may_keep_
     for _, point in plain.memory:
         program.add(point)
     added = chooser.fastest(budget, gap=0.0, deadline=Deadline(60.0)).bound - plain.time
-    assert 0.9 * added <= program.relax(Deadline(60.0)) <= added
+    relaxed, _ = program.relax(Deadline(60.0))
+    assert 0.9 * added <= relaxed <= added
 
 
 @pytest.mark.parametrize(("saved", "value"), [(1, 2), (2, 2), (3, 2)])
