@@ -53,6 +53,8 @@ class AutoSettings:
         Share of that time for the smallest peak where nothing fits so far.
     neighborhoods_seconds, neighborhoods_share : float
         With so much time, the last search includes `neighborhoods`, and has this share of it.
+    nothing_fits_share : float
+        Share of the last search where nothing fits so far; then the smallest peak has the rest.
     hierarchical_share : float
         Share of the remaining time for `hierarchical` if it does not run first.
     ilp_alone_seconds, ilp_alone_share : float
@@ -82,6 +84,7 @@ class AutoSettings:
     smallest_peak_share: float = 0.3
     neighborhoods_seconds: float = 10.0
     neighborhoods_share: float = 0.25
+    nothing_fits_share: float = 0.3
     hierarchical_share: float = 0.2
     ilp_alone_seconds: float = 4.0
     ilp_alone_share: float = 0.4
@@ -227,7 +230,8 @@ class _Policy:
         """Run `anneal` once more from the best schedule, and at the same time programs over its neighborhoods."""
         self.seed += 1
         self.answers.clear()
-        limit = self._share_of(self._for_other_orders(self.deadline), 1.0)
+        share = 1.0 if self.best.schedule is not None else self.settings.nothing_fits_share
+        limit = self._share_of(self._for_other_orders(self.deadline), share)
         if not self.solves_neighborhoods:
             self._consult(partial(anneal.search, only_starts=True), limit)
             return

@@ -16,6 +16,7 @@ from scheduler.solution import Proposal
 from scheduler.solvers import auto
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.eviction_walk import EvictionWalks
+from scheduler.solvers.smallest_peak import Squeezed
 from tests.support.fake_clock import FakeClock
 from tests.support.training_graphs import branches, conv_net, uniform_chain
 
@@ -70,6 +71,26 @@ def test_a_schedule_is_found_where_the_smallest_budget_has_one() -> None:
     graph = sc.Graph(operations, tensors, resident=["x0"], results=["loss", "dw0"])
     peak = sc.minimum_budget(graph).peak_bytes
     assert sc.solve(graph, peak).peak_bytes == peak == 6
+
+
+def test_where_nothing_fits_the_smallest_peak_is_searched_for_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    remaining: list[float] = []
+
+    def spend(problem: Problem, *, deadline: Deadline, **options: object) -> Proposal:
+        while not deadline.passed:
+            pass
+        return Proposal(None, "any order")
+
+    def squeezed(problem: Problem, deadline: Deadline, *, known: sc.Schedule) -> Squeezed:
+        remaining.append(deadline.remaining)
+        return Squeezed(0, known, problem.floor)
+
+    monkeypatch.setattr(auto.ilp, "propose", spend)
+    monkeypatch.setattr(auto.anneal, "search", spend)
+    monkeypatch.setattr(auto, "squeeze", squeezed)
+    with FakeClock(seconds_per_look=0.01):
+        assert sc.solve(conv_net(5), "1%", time_limit=8.0).schedule is None
+    assert remaining[0] > 0.4
 
 
 def test_no_other_order_is_searched_for_if_it_could_save_next_to_nothing() -> None:
