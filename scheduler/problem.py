@@ -149,8 +149,6 @@ class Problem:
         The chain that the graph is lowered from, for the solvers that work on chains.
     starts : tuple of Schedule
         Schedules of the graph that a search may start from, even if they exceed the budget.
-    cuts : tuple of int
-        Tasks that `ilp` used as cuts at other budgets, in the order in which it found them.
     gap : float
         A search may stop as soon as (time - bound) / time is at most this.
 
@@ -167,7 +165,6 @@ class Problem:
     reorder: bool = True
     chain: Chain | None = None
     starts: tuple[Schedule, ...] = ()
-    cuts: tuple[int, ...] = ()
     gap: float = 0.0
 
     def __post_init__(self) -> None:

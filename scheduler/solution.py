@@ -42,8 +42,6 @@ class Proposal:
         True if it is proven that no schedule fits the problem, in the order that it allows.
     messages : tuple of str
         Remarks for the user, such as why nothing was found.
-    cuts : tuple of int
-        Tasks that `ilp` used as cuts, for use at other budgets of the same graph.
     smallest : Schedule or None
         The schedule with the smallest peak that the solver came across, if it is another one.
     """
@@ -54,7 +52,6 @@ class Proposal:
     global_bound: float = 0.0
     infeasible: bool = False
     messages: tuple[str, ...] = ()
-    cuts: tuple[int, ...] = ()
     smallest: Schedule | None = None
 
 

@@ -146,7 +146,7 @@ class _Found:
 
 
 class _Sweep:
-    """The searches at all budgets, which share their schedules, cuts and bounds."""
+    """The searches at all budgets, which share their schedules and bounds."""
 
     def __init__(self, problem: Problem, solver: str, deadline: Deadline, seed: int) -> None:
         self.problem, self.solver, self.deadline, self.seed = problem, solver, deadline, seed
@@ -154,7 +154,6 @@ class _Sweep:
         self.seconds: dict[int, float] = {}
         self.found: list[_Found] = []
         self.starts: list[Schedule] = []
-        self.cuts: list[int] = []
         self._lock = Lock()
 
     @cached_property
@@ -180,9 +179,7 @@ class _Sweep:
                     limit = self.deadline.within(free / len(waiting))
                     running.append(limit)
                     budget = waiting.pop(0)
-                    problem = replace(
-                        self.problem, budget_bytes=budget, starts=tuple(self.starts), cuts=tuple(self.cuts)
-                    )
+                    problem = replace(self.problem, budget_bytes=budget, starts=tuple(self.starts))
                 started = self.deadline.remaining
                 proposal = propose_with_bounds(problem, self.solver, limit, self.seed)
                 with self._lock:
@@ -196,7 +193,6 @@ class _Sweep:
 
     def _keep(self, budget: int, proposal: Proposal) -> None:
         self.proposals[budget] = proposal
-        self.cuts += [task for task in proposal.cuts if task not in self.cuts]
         if proposal.schedule is not None:
             simulation = simulate(self.problem.graph, proposal.schedule)
             self.found.append(_Found(proposal, simulation.time, simulation.peak_bytes))

@@ -37,9 +37,9 @@ class AutoSettings:
         Solvers that answer in milliseconds to seconds.
     uncompiled_solvers, uncompiled_chain_solvers : tuple of str
         Solvers that answer as quickly without compiled kernels, for graphs and for chains.
-    few_cuts : int
-        Number of cuts of the first integer programs of `ilp`, if a gap is enough.
-    few_cuts_share : float
+    few_programs : int
+        Number of first integer programs of `ilp`, if a gap is enough.
+    few_programs_share : float
         Share of the remaining time for them.
     hierarchical_operations : int
         From so many operations on, `hierarchical` runs if `ilp` has not finished alone.
@@ -75,8 +75,8 @@ class AutoSettings:
     quick_solvers: tuple[str, ...] = ("save-all", "greedy", "segments")
     uncompiled_solvers: tuple[str, ...] = ("save-all", "segments")
     uncompiled_chain_solvers: tuple[str, ...] = ("save-all", "segments", "greedy-segments")
-    few_cuts: int = 4
-    few_cuts_share: float = 0.4
+    few_programs: int = 4
+    few_programs_share: float = 0.4
     hierarchical_operations: int = 500
     hierarchical_first_operations: int = 3_000
     hierarchical_only_operations: int = 30_000
@@ -177,7 +177,7 @@ class _Policy:
         for name in settings.uncompiled_chain_solvers if is_chain else settings.uncompiled_solvers:
             self._ask(name, self.first_round)
         if not is_chain:  # for a chain, `dp` takes less time than the programs
-            self._consult(_solve_few_cuts, self.first_round, settings.few_cuts_share)
+            self._consult(_solve_few_programs, self.first_round, settings.few_programs_share)
 
     def solve_chain(self) -> None:
         """Run `dp` on a chain."""
@@ -309,9 +309,9 @@ def _bound_chain(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal
     return Proposal(None, "persistent", bound, bound, infeasible=math.isinf(bound))
 
 
-def _solve_few_cuts(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+def _solve_few_programs(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return what `ilp` finds with its first integer programs, without compiled kernels."""
-    return ilp.propose_with_cuts(problem, deadline, SETTINGS.few_cuts, repair=False)
+    return ilp.propose_with_programs(problem, deadline, SETTINGS.few_programs, repair=False)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ class Incumbent:
         self.global_bound = 0.0
         self.infeasible = False
         self.messages: list[str] = []
-        self.cuts: tuple[int, ...] = ()
         self._lock = Lock()
 
     @property
@@ -70,10 +69,9 @@ class Incumbent:
             self._choose()
 
     def annotate(self, proposal: Proposal) -> None:
-        """Take over the messages and the cuts of a finished solver."""
+        """Take over the messages of a finished solver."""
         with self._lock:
             self.messages += proposal.messages
-            self.cuts = max(self.cuts, proposal.cuts, key=len)
 
     def offer(self, schedule: Schedule | None, space: str = "input order") -> None:
         """Simulate a schedule, and keep it if it fits and is the fastest in its search space."""
@@ -118,6 +116,5 @@ class Incumbent:
             self.global_bound,
             infeasible=self.infeasible,
             messages=tuple(self.messages),
-            cuts=self.cuts,
             smallest=self.smallest,
         )

@@ -45,6 +45,8 @@ class MilpResult:
 
 ROWS_PER_SECOND = 20_000
 """Rough speed of the presolve of HiGHS, which cannot be interrupted."""
+ROWS_PER_LOOK = 32
+"""While rows are added, the clock is read once for so many."""
 
 
 class TimeIsUpError(Exception):
@@ -110,10 +112,11 @@ class IntegerProgram:
                 return self._minimize_cbc(deadline, absolute_gap)
         return MilpResult(False, False, -math.inf, math.inf)
 
-    def relax(self, deadline: Deadline, row: str) -> tuple[float, float] | None:
-        """Solve the LP relaxation; return its objective, and by how much it falls per unit of a row's limit.
+    def relax(self, deadline: Deadline, rows: str) -> tuple[float, list[float]] | None:
+        """Solve the LP relaxation; return its objective, and by how much it falls per unit of each row's limit.
 
-        Returns None if no point was found in time, or if HiGHS, which supplies the duals, is missing.
+        The rows are those whose names begin with a text, in the order in which they were added. Returns None if no
+        point was found in time, or if HiGHS, which supplies the duals, is missing.
         """
         solver = pulp.HiGHS(mip=False, msg=False, timeLimit=max(0.01, deadline.remaining), threads=1)
         if not self._is_complete or not self._variables or not solver.available():
@@ -123,8 +126,7 @@ class IntegerProgram:
             self.problem.solve(solver)
         if self.problem.sol_status != pulp.LpSolutionOptimal:
             return None
-        price = next(entry.pi for entry in self._rows if entry.name.startswith(row))
-        return self._objective(), max(0.0, -price)
+        return self._objective(), [max(0.0, -row.pi) for row in self._rows if row.name.startswith(rows)]
 
     def _constant(self) -> MilpResult:
         # Without variables each row reads 0 >= limit or 0 <= limit; PuLP keeps -limit as its constant.
@@ -195,7 +197,7 @@ class IntegerProgram:
         return variable
 
     def _row(self, name: str, terms: Terms, sense: int, limit: float) -> None:
-        if self._deadline is not None and self._deadline.passed:
+        if self._deadline is not None and len(self._rows) % ROWS_PER_LOOK == 0 and self._deadline.passed:
             self._is_complete = False
             raise TimeIsUpError
         row = pulp.LpConstraint(pulp.LpAffineExpression(list(terms)), sense, f"{name}_{len(self._rows)}", limit)

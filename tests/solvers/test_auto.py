@@ -50,7 +50,7 @@ def test_integer_programs_do_not_delay_the_answer_for_a_chain(monkeypatch: pytes
     def fail(*_: object, **options: object) -> Proposal:
         raise AssertionError("an integer program was solved")
 
-    monkeypatch.setattr("scheduler.solvers.ilp.solver.propose_with_cuts", fail)
+    monkeypatch.setattr("scheduler.solvers.ilp.solver.propose_with_programs", fail)
     chain = sc.zoo.heterogeneous_chain(30)
     solution = sc.solve(chain, "60%", gap=0.005)
     assert (solution.status, solution.time) == (sc.Status.OPTIMAL, sc.solve(chain, "60%", solver="dp").time)

@@ -201,3 +201,39 @@ def _some(draw: st.DrawFn, names: list[str], at_most: int, at_least: int = 0) ->
     if not names:
         return []
     return draw(st.lists(st.sampled_from(names), min_size=at_least, max_size=at_most, unique=True))
+
+
+@st.composite
+def thin_graphs(draw: st.DrawFn, max_operations: int = 7) -> Graph:
+    """Draw a step most of whose tensors have one reader, which reads little else."""
+    count = draw(st.integers(4, max_operations))
+    forward = draw(st.integers(1, count))
+    tensors: list[Tensor] = []
+    operations: list[Operation] = []
+    unread: list[Tensor] = []
+    for i in range(count):
+        inputs: dict[str, Tensor] = {}
+        for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3])) if tensors else 0):
+            pool = unread if unread and draw(st.booleans()) else tensors
+            tensor = draw(st.sampled_from(pool[-3:]))
+            inputs[tensor.name] = tensor
+        outputs = []
+        for k in range(draw(st.sampled_from([1, 1, 1, 2]))):
+            base = draw(st.sampled_from(list(inputs.values()))) if inputs and not draw(st.integers(0, 4)) else None
+            size = draw(st.integers(0, 5)) if base is None else base.size_bytes
+            outputs.append(Tensor(f"t{i}_{k}", size, base.storage if base else None))
+        unread = [*(tensor for tensor in unread if tensor.name not in inputs), *outputs]
+        tensors += outputs
+        operations.append(
+            Operation(
+                f"o{i}",
+                list(inputs),
+                [tensor.name for tensor in outputs],
+                float(draw(st.integers(0, 4))),
+                draw(st.sampled_from([0, 0, 1, 3])),
+                "forward" if i < forward else "backward",
+                repeatable=bool(draw(st.integers(0, 7))),
+            )
+        )
+    results = [tensor.name for tensor in unread if draw(st.booleans())] or [tensors[-1].name]
+    return Graph(operations, tensors, results=results)

@@ -138,7 +138,7 @@ class TimeSegments:
         factor: dict[str, float] = {}
         for k, task in enumerate(program.cuts):
             cut = graph.index.tasks[task][0]
-            reads = _first_reads(graph, program.inputs, cut, kept)
+            reads = _first_reads(graph, program.reduction.inputs, cut, kept)
             length = len(graph.operations) - cut
             for i, variable in program.recomputed[k, k + 1].items():
                 factor[variable.name] = 1.0 - _PREFERENCE * (reads[i] - cut) / length

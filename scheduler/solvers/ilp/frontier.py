@@ -119,7 +119,8 @@ class CutFrontier:
         if line is not None:
             # The program counts in units: its line goes through the last full unit within the limit.
             rounded = limit - limit % self._unit
-            self._lines[limit] = line[0] - self._base - line[1] * (limit - rounded), line[1]
+            (price,) = line[1]
+            self._lines[limit] = line[0] - self._base - price * (limit - rounded), price
 
     @property
     def prices(self) -> list[float]:

@@ -4,7 +4,8 @@ A cut is the first run of one task. At each cut, binaries decide which tensors a
 which operations are recomputed before the next cut (R). Where tasks may first run in any order,
 further binaries say which tasks without precedence to the cut's have run before it (Y). Every
 schedule maps to a feasible point of no greater cost, so the optimum is a lower bound. The solver
-`ilp` turns the optimal point back into a schedule.
+`ilp` turns the optimal point back into a schedule. `Reduction` says which operations and tensors
+need no variables of their own.
 
 Rows are written so that the linear relaxation of a program with one cut is nearly integral: with
 the sums S + R + (1 - Y) and R + (1 - Y) as variables, all rows but that of the bytes and those
@@ -22,13 +23,18 @@ from itertools import combinations
 import pulp
 
 from scheduler.graph import Graph
-from scheduler.problem import necessary_tasks
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.precedence import Precedence, bits
-from scheduler.solvers.ilp.views import fold_views
+from scheduler.solvers.ilp.reduction import Reduction
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult, TimeIsUpError, is_set
 from scheduler.solvers.scaling import byte_units, time_units
 
+MOST_SPAN = 2
+"""Recomputations are summed up over at most so many intervals between neighboring cuts: with all pairs of many
+cuts, programs would be much larger and their relaxations little tighter."""
+SMALL_SHARE, KEPT_PART = 0.03, 0.05
+"""Tensors of less than this share of the budget may be kept in part, if that is asked for; a point counts those as
+live of which it keeps more than the second share."""
 _FRACTIONAL_TIME_BITS = 20
 """If times need more bits than a coefficient holds, their sum has this many bits before the binary point."""
 
@@ -44,6 +50,8 @@ class CutAnswer:
         that no schedule fits.
     live : tuple of frozenset of int, or None
         Tensors live at each cut, if a point was found.
+    has_run : tuple of frozenset of int
+        Tasks without precedence to each cut's that have run before it.
     claimed_time : float
         Objective of the point; only simulation gives the time of its schedule.
     exact : bool
@@ -54,6 +62,7 @@ class CutAnswer:
     live: tuple[frozenset[int], ...] | None
     claimed_time: float
     exact: bool
+    has_run: tuple[frozenset[int], ...] = ()
 
     @property
     def infeasible(self) -> bool:
@@ -94,6 +103,11 @@ class CutRelaxation:
         every entry is at least the true budget; smaller entries help to find schedules.
     deadline : Deadline, optional
         A program that is not built by then is not solved: its answer has no bound and no point.
+    reduction : Reduction, optional
+        Of the graph; by default one that absorbs nothing, so that every tensor may be kept by itself.
+    most_whole : int, optional
+        At each cut, small tensors beyond so many larger ones may be kept in part: the program is
+        then solved sooner, and bounds hardly less. By default every tensor is kept or not.
 
     Bytes are rounded in the schedule's favor, so the bound is valid; simulation decides whether
     a schedule fits.
@@ -106,18 +120,15 @@ class CutRelaxation:
         cuts: Sequence[int],
         budgets: Sequence[int],
         deadline: Deadline | None = None,
+        reduction: Reduction | None = None,
+        most_whole: int | None = None,
     ) -> None:
         self.graph, self.index, self.cuts = graph, graph.index, list(cuts)
         self.precedence = precedence
-        self.before = [precedence.before(cut) for cut in cuts]
         self.after = [precedence.after(cut) for cut in cuts]
-        self.necessary = set(necessary_tasks(graph))
-        # A reader of a free view reads its base: folding views makes the program smaller and its relaxation tighter.
-        views = fold_views(graph, free=True)
-        self.folded = views.folded
-        self.inputs = [sorted({views.root[t] for t in ids} - {-1}) for ids in self.index.inputs]
-        self.results = {views.root[t] for t, result in enumerate(self.index.is_result) if result}
-        self.base = self._bases()
+        self.reduction = reduction or Reduction(graph, absorbs=False)
+        self.merged = [self.reduction.merged(precedence, cut) for cut in cuts]
+        self.before = [merged.before for merged in self.merged]
         times, sizes = time_units(graph, fractional_bits=_FRACTIONAL_TIME_BITS), byte_units(graph, max(budgets))
         self.times, self.time_scale = times.times, times.scale
         self.byte_scale, self.exact_bytes = sizes.size, sizes.exact
@@ -130,8 +141,11 @@ class CutRelaxation:
         """From one cut to a later one: -1 is the start, and the number of cuts the end."""
         # The least R is integral where S and Y are, unless an operation may stand for another or never run.
         self._continuous = all(len(task) == 1 for task in self.index.tasks) and (
-            not precedence.reorder or len(self.necessary) == len(self.index.tasks)
+            not precedence.reorder or len(self.reduction.necessary) == len(self.index.tasks)
         )
+        self._most_whole = most_whole
+        pairs = combinations(range(len(budgets) + 1), 2)
+        self._spans = sorted((p for p in pairs if p[1] - p[0] <= MOST_SPAN), key=lambda pair: pair[1] - pair[0])
         with suppress(TimeIsUpError):
             self._build(budgets)
 
@@ -152,40 +166,59 @@ class CutRelaxation:
             return CutAnswer(least * self.time_scale, None, math.inf, exact=False)
         claimed = self.constant + result.objective
         exact = result.objective - result.bound <= slack + 1e-7 * max(1.0, claimed)
-        live = tuple(frozenset(t for t, variable in saved.items() if is_set(variable)) for saved in self.saved)
-        return CutAnswer(least * self.time_scale, live, claimed * self.time_scale, exact)
+        live = tuple(
+            self.reduction.with_twins(t for t, variable in saved.items() if (variable.varValue or 0.0) > KEPT_PART)
+            for saved in self.saved
+        )
+        return CutAnswer(
+            least * self.time_scale,
+            live,
+            claimed * self.time_scale,
+            exact,
+            tuple(frozenset(self._have_run(k)) for k in range(len(self.cuts))),
+        )
 
-    def relaxed(self, deadline: Deadline) -> tuple[float, float] | None:
-        """Return a lower bound on the time for the first cut's budget, and the largest saving per additional byte.
+    def relaxed(self, deadline: Deadline) -> tuple[float, list[float]] | None:
+        """Return a lower bound on the time, and the largest saving per additional byte at each cut.
 
-        The two define a line that is a lower bound for every budget. None if no line was found.
+        With one cut, the two define a line that is a lower bound for every budget. None if no line was found.
         """
-        found = self.program.relax(deadline, "bytes_0_")
+        found = self.program.relax(deadline, "bytes_")
         if found is None:
             return None
-        value, price = found
+        value, prices = found
+        unit = self.time_scale / self.byte_scale
         # Subtract what the solver's tolerances may have added.
-        return (self.constant + value * (1 - 1e-9)) * self.time_scale, price * self.time_scale / self.byte_scale
+        return (self.constant + value * (1 - 1e-9)) * self.time_scale, [price * unit for price in prices]
+
+    def _have_run(self, k: int) -> Iterator[int]:
+        """Yield the tasks without precedence to a cut's that have run before it."""
+        for number in bits(self.before[k] & ~self.precedence.before(self.cuts[k])):
+            yield number
+        for number, variable in self.has_run[k].items():
+            if is_set(variable):
+                yield number
+                for member in self.merged[k].members.get(self.index.tasks[number][0], ()):
+                    yield self.index.task_of[member]
 
     def _build(self, budgets: Sequence[int]) -> None:
         self._add_first_runs()
         for k in range(len(budgets)):
             self._add_order(k)
-            self._add_tensors(k)
-        spans = sorted(combinations(range(len(budgets) + 1), 2), key=lambda span: span[1] - span[0])
-        for k, end in spans:
+            self._add_tensors(k, budgets[k])
+        for k, end in self._spans:
             self._add_recomputed(k, end)
         for k, budget in enumerate(budgets):
             self._add_bytes(k, budget)
         self._add_flow(-1, 0, set())
-        for k, end in spans:
+        for k, end in self._spans:
             self._add_flow(k, end, self._add_reads(k, end))
 
     def _add_first_runs(self) -> None:
         """A[o]: operation o is its task's first run; needed where a task has alternatives or is not necessary."""
         constant = []
         for number, task in enumerate(self.index.tasks):
-            if len(task) == 1 and number in self.necessary:
+            if len(task) == 1 and number in self.reduction.necessary:
                 constant.append(self.times[task[0]])
                 continue
             for i in task:
@@ -194,7 +227,7 @@ class CutRelaxation:
                     # Recomputations before the first cut matter only for such tasks.
                     self.recomputed[-1, 0][i] = self.program.binary("recomputed_0", self.times[i])
             terms = [(self.first_run[i], 1.0) for i in task]
-            if number in self.necessary:
+            if number in self.reduction.necessary:
                 # A necessary task has exactly one first run.
                 self.program.at_least("first_runs", terms, 1)
             self.program.at_most("one_first_run", terms, 1)
@@ -202,27 +235,40 @@ class CutRelaxation:
 
     def _add_order(self, k: int) -> None:
         """Y[u,k]: a task without precedence to the cut's has run before it, and so have those that it reads from."""
-        known = self.before[k] | self.after[k] | 1 << self.cuts[k]
+        merged, known = self.merged[k], self.before[k] | self.after[k] | 1 << self.cuts[k]
         for number in bits(~known & (1 << len(self.index.tasks)) - 1):
             i = self.index.tasks[number][0]
-            if i not in self.first_run and not self.folded[i]:
+            if i not in self.first_run and not self.reduction.folded[i] and i not in merged.lead:
                 self.has_run[k][number] = self.program.binary(f"has_run_{k}")
         for number, variable in self.has_run[k].items():
-            if k > 0 and number in self.has_run[k - 1]:
-                earlier = self.has_run[k - 1][number]
-                self.program.at_least(f"still_{k}", [(variable, 1.0), (earlier, -1.0)], 0)
-            for tensor in self.inputs[self.index.tasks[number][0]]:
-                source = self.has_run[k].get(self._task_of(tensor))
-                if source is not None:
-                    self.program.at_least(f"order_{k}", [(source, 1.0), (variable, -1.0)], 0)
+            i, mine = self.index.tasks[number][0], _term(variable)
+            for member in (i, *merged.members.get(i, ())) if k > 0 else ():
+                earlier = self._state(k - 1, self.index.task_of[member])
+                if earlier is not None and earlier.terms:
+                    self._at_least(f"still_{k}", mine, earlier)
+            for source in {self._state(k, self.reduction.task_of(tensor)) for tensor in self._inputs(k, i)}:
+                if source is not None and source.terms:
+                    self._at_least(f"order_{k}", source, mine)
 
-    def _add_tensors(self, k: int) -> None:
+    def _inputs(self, k: int, i: int) -> list[int]:
+        """Return what an operation reads that runs after cut k together with those that it has absorbed."""
+        return self.merged[k].inputs.get(i, self.reduction.inputs[i])
+
+    def _add_tensors(self, k: int, budget: int) -> None:
         """S[t,k]: a tensor is live at cut k."""
+        index, found = self.index, {}
         for number in (*bits(self.before[k]), *self.has_run[k]):
-            for i in self.index.tasks[number]:
-                for tensor in () if self.folded[i] else self.index.outputs[i]:
-                    if tensor not in self.saved[k]:
-                        self.saved[k][tensor] = self.program.binary(f"saved_{k}")
+            for i in index.tasks[number]:
+                absorbed = self.reduction.folded[i] or i in self.merged[k].lead
+                for tensor in () if absorbed else index.outputs[i]:
+                    if tensor not in self.reduction.twin_of:
+                        found[tensor] = index.storage_bytes[index.storage_of[tensor]]
+        small = SMALL_SHARE * (budget - index.resident_bytes)
+        largest = sorted(found.values(), reverse=True)
+        whole = min(small, largest[self._most_whole]) if self._most_whole and self._most_whole < len(found) else 0
+        for tensor, size in found.items():
+            make = self.program.fraction if size < whole else self.program.binary
+            self.saved[k][tensor] = make(f"saved_{k}")
 
     def _add_recomputed(self, k: int, end: int) -> None:
         """R[o,k,l]: operation o runs again between cuts k and l; only runs between neighboring cuts cost time.
@@ -230,21 +276,24 @@ class CutRelaxation:
         Without those across cuts, a relaxed program would recompute a half in each of two
         intervals from half of the inputs, and further cuts would weaken it.
         """
-        steps = [self.recomputed.get((j, j + 1), {}) for j in range(k, end)]
         self.recomputed[k, end] = recomputed = {}
+        merged = self.merged[k]
         tasks = [*bits(self.before[k]), *self.has_run[k]]
         if len(self.index.tasks[self.cuts[k]]) > 1:
             # A task with alternatives may run once more after its first run, for outputs that the first lacks.
             tasks.append(self.cuts[k])
         for i in (i for number in tasks for i in self.index.tasks[number]):
-            if self.folded[i] or not self.graph.operations[i].repeatable:
+            together = [i, *merged.members.get(i, ())]
+            may_repeat = all(self.graph.operations[member].repeatable for member in together)
+            if self.reduction.folded[i] or i in merged.lead or not may_repeat:
                 continue
             if end == k + 1:
                 make = self.program.fraction if self._continuous else self.program.binary
-                recomputed[i] = make(f"recomputed_{k}", self.times[i])
+                recomputed[i] = make(f"recomputed_{k}", sum(self.times[member] for member in together))
             else:
                 recomputed[i] = self.program.fraction(f"recomputed_{k}_{end}")
-                terms = [(step[i], 1.0) for step in steps if i in step]
+                steps = [self.recomputed[j, j + 1].get(self.merged[j].lead.get(i, i)) for j in range(k, end)]
+                terms = [(step, 1.0) for step in steps if step is not None]
                 self.program.at_least(f"again_{k}_{end}", [*terms, (recomputed[i], -1.0)], 0)
 
     def _add_bytes(self, k: int, budget: int) -> None:
@@ -252,7 +301,10 @@ class CutRelaxation:
         index, scale = self.index, self.byte_scale
         terms: list[tuple[pulp.LpVariable, float]] = []
         for storage, tensors in self._holders(k).items():
-            size = float(index.storage_bytes[storage] // scale)
+            twins = (index.storage_of[twin] for twin in self.reduction.twins.get(tensors[0], ()))
+            size = float(sum(index.storage_bytes[s] for s in (storage, *twins)) // scale)
+            if not size:
+                continue
             if len(tensors) == 1:
                 terms.append((self.saved[k][tensors[0]], size))
                 continue
@@ -269,7 +321,7 @@ class CutRelaxation:
                 terms.append((self.first_run[i], float(own // scale)))
             else:
                 free -= own
-            for tensor in self._with_bases(self.inputs[i]):
+            for tensor in self.reduction.with_bases(self.reduction.inputs[i]):
                 if tensor in self.saved[k]:
                     # The inputs of the cut's operation are live.
                     row = [(self.saved[k][tensor], 1.0)]
@@ -284,11 +336,13 @@ class CutRelaxation:
         """Return the tensors that may hold each storage at a cut: not views whose base is live as well."""
         by_storage: dict[int, list[int]] = {}
         for tensor, saved in self.saved[k].items():
-            storage, base = self.index.storage_of[tensor], self.base.get(tensor, -1)
+            storage, base = self.index.storage_of[tensor], self.reduction.base.get(tensor, -1)
+            while base >= 0 and base not in self.saved[k]:
+                base = self.reduction.base.get(base, -1)
             if base in self.saved[k]:
                 # The base of a live view counts as live: it lies on the same storage.
                 self.program.at_least(f"base_{k}", [(self.saved[k][base], 1.0), (saved, -1.0)], 0)
-            elif self.index.storage_bytes[storage]:
+            else:
                 by_storage.setdefault(storage, []).append(tensor)
         return by_storage
 
@@ -302,13 +356,13 @@ class CutRelaxation:
         """
         reads = [
             (tensor, demand)
-            for i, demand in self._demands(k, end)
-            for tensor in self._with_bases(self.inputs[i])
+            for inputs, demand in self._demands(k, end)
+            for tensor in self.reduction.with_bases(inputs)
             if tensor in self.saved[k]
         ]
         required = {tensor for tensor, demand in reads if demand == _ONE}
         if end == len(self.cuts):
-            required |= self.results & self.saved[k].keys()
+            required |= self.reduction.results & self.saved[k].keys()
         for tensor in sorted(required):
             self._at_least(f"required_{k}", self._available(tensor, k, end), _ONE)
         for tensor, demand in reads:
@@ -316,23 +370,23 @@ class CutRelaxation:
                 self._at_least(f"read_{k}", self._available(tensor, k, end), demand)
         return required
 
-    def _demands(self, k: int, end: int) -> Iterator[tuple[int, _Sum]]:
-        """Yield operations, and how often (0 or 1) each runs between two cuts."""
+    def _demands(self, k: int, end: int) -> Iterator[tuple[list[int], _Sum]]:
+        """Yield what operations read, and how often (0 or 1) each operation runs between two cuts."""
         for i, recomputed in self.recomputed[k, end].items():
             if self.index.task_of[i] not in self.has_run[k]:
-                yield i, _term(recomputed)
+                yield self._inputs(k, i), _term(recomputed)
         for number in self.has_run[k]:
             i = self.index.tasks[number][0]
             demand = self._first_run_between(number, k, end)
             if i in self.recomputed[k, end]:
                 demand = demand.plus(_term(self.recomputed[k, end][i]))
-            yield i, demand
+            yield self._inputs(k, i), demand
         for number in bits(self.after[k]):
             then = self._state(end, number)
             if then is None or then == _ZERO:
                 continue
             for i in self.index.tasks[number]:
-                yield i, _term(self.first_run[i]) if i in self.first_run else then
+                yield self.reduction.inputs[i], _term(self.first_run[i]) if i in self.first_run else then
 
     def _state(self, k: int, number: int) -> _Sum | None:
         """Return whether a task has run before cut k (the end, after the last), or None if the program does not say."""
@@ -340,7 +394,8 @@ class CutRelaxation:
             return _ONE
         if self.after[k] >> number & 1 or number == self.cuts[k]:
             return _ZERO
-        variable = self.has_run[k].get(number)
+        lead = self.merged[k].lead.get(self.index.tasks[number][0])
+        variable = self.has_run[k].get(number if lead is None else self.index.task_of[lead])
         return None if variable is None else _term(variable)
 
     def _first_run_between(self, number: int, k: int, end: int) -> _Sum:
@@ -356,12 +411,15 @@ class CutRelaxation:
         for i in self.index.producers[tensor]:
             if i in recomputed:
                 row = row.plus(_term(recomputed[i]))
-        number = self._task_of(tensor)
+        number = self.reduction.task_of(tensor)
         return row.plus(self._first_run_between(number, k, end)) if number in self.has_run[k] else row
 
     def _at_least(self, name: str, row: _Sum, demand: _Sum) -> None:
         difference = row.plus(demand, -1.0)
-        self.program.at_least(name, difference.terms, -difference.constant)
+        terms: dict[pulp.LpVariable, float] = {}
+        for variable, coefficient in difference.terms:
+            terms[variable] = terms.get(variable, 0.0) + coefficient
+        self.program.at_least(name, terms.items(), -difference.constant)
 
     def _add_flow(self, k: int, end: int, required: set[int]) -> None:
         """A tensor that is live at a cut was live at an earlier one or has been computed since."""
@@ -374,27 +432,3 @@ class CutRelaxation:
                 # A tensor that only some alternatives produce is live only if one of them has run.
                 runs = [of[i] for of in (self.first_run, self.recomputed[k, end]) for i in producers if i in of]
                 self.program.at_most(f"produced_{end}", [(saved, 1.0), *((variable, -1.0) for variable in runs)], 0)
-
-    def _task_of(self, tensor: int) -> int:
-        """Return the task that produces a tensor; -1 if it is resident."""
-        producers = self.index.producers[tensor]
-        return self.index.task_of[producers[0]] if producers else -1
-
-    def _bases(self) -> dict[int, int]:
-        """Return, for each view, a tensor on its storage that whatever produces it reads."""
-        index, found = self.index, {}
-        for tensor, producers in enumerate(index.producers):
-            read = [{t for t in self.inputs[i] if index.storage_of[t] == index.storage_of[tensor]} for i in producers]
-            common = set.intersection(*read) - {tensor} if read else set()
-            if common:
-                found[tensor] = min(common)
-        return found
-
-    def _with_bases(self, tensors: Sequence[int]) -> list[int]:
-        """Return tensors, and what they are views of: wherever a view is live or recomputed, its base is too."""
-        found: dict[int, None] = {}
-        for tensor in tensors:
-            while tensor >= 0 and tensor not in found:
-                found[tensor] = None
-                tensor = self.base.get(tensor, -1)
-        return list(found)

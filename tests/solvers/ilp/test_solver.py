@@ -9,7 +9,7 @@ from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutRelaxation
-from scheduler.solvers.ilp.solver import _Search, propose
+from scheduler.solvers.ilp.solver import propose
 from tests.support.fake_clock import FakeClock
 from tests.support.oracle import optimum
 from tests.support.training_graphs import conv_net, uniform_chain
@@ -132,26 +132,3 @@ def test_precedence_in_any_order_follows_data_and_phases_only() -> None:
     assert [given.before(task) for task in range(4)] == [0, 0b1, 0b11, 0b111]
     assert free.chain([1, 2, 3]) == [1, 3]
     assert (free.unordered.tolist(), given.unordered.tolist()) == ([1, 2, 1, 0], [0, 0, 0, 0])
-
-
-def test_cuts_from_another_budget_save_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = conv_net(6)
-    tried: list[int] = []
-    try_pairs = _Search._try_pairs
-
-    def counted(self: _Search, tasks: list[int]) -> None:
-        tried.append(len(tasks))
-        try_pairs(self, tasks)
-
-    monkeypatch.setattr(_Search, "_try_pairs", counted)
-    budget = parse_budget("45%", graph)
-    with FakeClock(seconds_per_look=0.02):
-        alone = propose(Problem(graph, budget), deadline=Deadline(80), seed=0)
-    trials = len(tried)
-    tried.clear()
-    with FakeClock(seconds_per_look=0.02):
-        shared = propose(Problem(graph, budget, cuts=alone.cuts), deadline=Deadline(80), seed=0)
-    assert len(tried) < trials
-    assert set(alone.cuts[:4]) <= set(shared.cuts)
-    with FakeClock(seconds_per_look=0.005):
-        assert shared.bound <= sc.solve(graph, budget, time_limit=4).time

@@ -1,0 +1,219 @@
+"""Choose the cuts of integer programs: where points exceed the budget, and where linear relaxations price memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from itertools import zip_longest
+
+import numpy as np
+
+from scheduler.problem import Problem, working_set_bytes
+from scheduler.schedule import Schedule, first_runs
+from scheduler.simulator import simulate
+from scheduler.solvers.deadline import Deadline, clock
+from scheduler.solvers.ilp.decoding import decode, first_run_order
+from scheduler.solvers.ilp.precedence import Precedence
+from scheduler.solvers.ilp.reduction import Reduction
+from scheduler.solvers.ilp.relaxation import CutRelaxation
+
+MOST_CUTS = 24
+"""Largest number of cuts of one program."""
+MOST_MOMENTS, MOST_WORK, FEWEST_MOMENTS = 24, 16_000, 4
+"""Largest number of cuts of a linear relaxation: less where their number times that of tasks exceeds the work."""
+_WINDOWS = 48
+"""Of each window of the order, one task is a candidate."""
+LARGEST_SHARE_UNORDERED = 0.15
+"""Candidates are tasks of which at most this share of all may first run before as well as after, if there are any."""
+NEAR_BUDGET = 0.9
+"""Where a schedule fits, tasks are candidates at which it keeps this share of what fits beside their working sets."""
+MOST_EXCEEDED = 6
+"""Largest number of tasks where a point exceeds the budget that become candidates."""
+EXCEEDED_WINDOWS, PRICED_WINDOWS = 12, 32
+"""Moments are near each other if fewer than the number of tasks over this many lie between them."""
+LEAST_PRICE = 3e-3
+"""A cut whose memory has less than this share of all prices is left out."""
+FIRST_PRICED = 3
+"""Number of cuts of the first program that is chosen by prices."""
+SHORT_SHARE, GROWTH = 0.1, 3
+"""After a program that took at most this share of the remaining time, the next one has two cuts more, and one more
+for each so many; otherwise it has one more."""
+LEAST_WHOLE, MOST_WHOLE, WHOLE_WORK = 50, 100, 30_000
+"""`most_whole` of programs with more than one cut: between these two, about the last one over the number of tasks."""
+LEAST_GAIN = 1e-6
+"""A program that raises the bound by this share has paid."""
+
+
+class CutSearch:
+    """A lower bound on the time of every schedule of an order, raised by programs with more and more cuts.
+
+    Memory matters at some moments of good schedules and not at others. The next program has the
+    cuts of the best one so far and those moments where the schedule of its point exceeds the
+    budget; or those with the highest prices in a linear relaxation with cuts at many moments at
+    once: where known schedules need most memory, the largest working sets, and where points have
+    exceeded the budget. The two ways take turns as long as both raise the bound.
+
+    Parameters
+    ----------
+    problem : Problem
+    precedence : Precedence
+    reduction : Reduction
+
+    Attributes
+    ----------
+    bound : float
+    cuts : list of int
+        Those of the last program, each before the next.
+    live : tuple of frozenset of int
+        Tensors that are live at these in the program's point; none if it has no point.
+    is_exhausted : bool
+        Whether nothing is left to try.
+    """
+
+    def __init__(self, problem: Problem, precedence: Precedence, reduction: Reduction) -> None:
+        self.problem, self.precedence, self.reduction = problem, precedence, reduction
+        self.bound = 0.0
+        self.cuts: list[int] = []
+        self.live: tuple[frozenset[int], ...] = ()
+        self.is_exhausted = False
+        self._best: list[int] = []
+        self._exceeded: list[int] = []
+        """Where the point with the best cuts exceeds the budget."""
+        self._step, self._most = FIRST_PRICED, MOST_CUTS
+        self._moments: list[int] = []
+        self._prices: dict[int, float] = {}
+        self._tried: set[tuple[int, ...]] = set()
+        self._goes_by_price = precedence.reorder
+
+    def raise_bound(self, deadline: Deadline, slack: float = 0.0) -> Schedule | None:
+        """Solve a program with further cuts; return the schedule of its point, if it has one."""
+        chain = self._next_chain(deadline)
+        if chain is None or deadline.passed:
+            self.is_exhausted = chain is None
+            return None
+        self._tried.add(tuple(chain))
+        began, known = clock.now(), self.bound
+        answer = self._program(chain, deadline).solve(deadline, slack)
+        self.bound = max(self.bound, answer.bound)
+        self.cuts, self.live = chain, answer.live or ()
+        if not answer.exact:
+            self._most = len(chain)
+        is_short = clock.now() - began <= SHORT_SHARE * deadline.remaining
+        self._step = 2 + len(chain) // GROWTH if is_short else 1
+        has_paid = self.bound > known * (1 + LEAST_GAIN) or not self._best
+        if has_paid or not self._goes_by_price:
+            self._goes_by_price = not self._goes_by_price
+        if answer.live is None:
+            return None
+        order = first_run_order(self.problem.graph, self.precedence, chain, answer.has_run)
+        schedule = decode(self.problem.graph, chain, answer.live, order)
+        exceeded = self._apart(self._moments_of(schedule, 1.0), EXCEEDED_WINDOWS)[:MOST_EXCEEDED]
+        exceeded = [task for task in exceeded if task not in chain]
+        if has_paid:
+            self._best, self._exceeded = chain, exceeded
+        self._add(exceeded)
+        return schedule
+
+    def _next_chain(self, deadline: Deadline) -> list[int] | None:
+        """Return the cuts of the next program; None if there is nothing to try."""
+        if not self._best and not self.precedence.reorder:
+            return [self._peak_task()]
+        count = min(len(self._best) + self._step, self._most)
+        for goes_by_price in (self._goes_by_price, not self._goes_by_price):
+            self._goes_by_price = goes_by_price
+            if goes_by_price and (not self._prices or self._prices.keys() != set(self._moments)):
+                self._find_prices(deadline)
+            ranked = self._dearest() if goes_by_price else [*self._best, *self._exceeded]
+            for length in range(max(1, min(count, len(ranked))), min(self._most, len(ranked)) + 1):
+                chain = self.precedence.chain(ranked[:length])
+                if tuple(chain) not in self._tried:
+                    return chain
+        return None
+
+    def _peak_task(self) -> int:
+        """Return the task at whose first run the save-everything step needs most memory."""
+        memory = self.problem.baseline.memory
+        first = first_runs(self.problem.graph, self.problem.save_everything)
+        return max(first, key=lambda task: memory[first[task]])
+
+    def _dearest(self) -> list[int]:
+        """Return the moments, the dearest first, and those without a price last."""
+        ranked = sorted(self._moments, key=lambda task: -self._prices[task])
+        priced = [task for task in ranked if self._prices[task] > 0]
+        return self._apart(priced, PRICED_WINDOWS) + ranked[len(priced) :]
+
+    def _apart(self, tasks: Iterable[int], windows: int) -> list[int]:
+        """Return the same tasks, but those near to earlier ones last."""
+        apart: list[int] = []
+        near: list[int] = []
+        for task in tasks:
+            is_near = any(abs(task - other) * windows < self.precedence.tasks for other in apart)
+            (near if is_near else apart).append(task)
+        return apart + near
+
+    def _first_moments(self) -> list[int]:
+        """Return moments of the save-everything step, of the largest working sets, and of a known schedule, in turn."""
+        first = first_runs(self.problem.graph, self.problem.save_everything)
+        rows = [
+            self._moments_of(self.problem.save_everything, 1.0),
+            self._largest({task: -self._room[task] for task in first}, first),
+            *(self._moments_of(start, NEAR_BUDGET) for start in self.problem.starts[:1]),
+        ]
+        return [task for row in zip_longest(*rows) for task in row if task is not None]
+
+    @cached_property
+    def _needs(self) -> list[int]:
+        """Bytes of the working set of each task's default, resident tensors included."""
+        return [working_set_bytes(self.problem.graph, operations[0]) for operations in self.problem.graph.index.tasks]
+
+    @cached_property
+    def _room(self) -> list[int]:
+        """Bytes that the budget leaves for other tensors while each task's default runs."""
+        return [max(1, self.problem.budget_bytes - need) for need in self._needs]
+
+    def _moments_of(self, schedule: Schedule, least: float) -> list[int]:
+        """Return the tasks at whose first runs, or since the ones before, a schedule keeps so many times what fits.
+
+        What it keeps is what it needs without the task's working set; the largest multiples come first (`_largest`).
+        """
+        memory, first = simulate(self.problem.graph, schedule).memory, first_runs(self.problem.graph, schedule)
+        begins = [0, *(run + 1 for run in first.values())][:-1]
+        most = dict(zip(first, np.maximum.reduceat(memory, begins).tolist(), strict=True))
+        kept = {task: (size - self._needs[task]) / self._room[task] for task, size in most.items()}
+        return self._largest({task: share for task, share in kept.items() if share > least}, first)
+
+    def _largest(self, value: Mapping[int, float], place: Mapping[int, int]) -> list[int]:
+        """Return the tasks of the largest values, one of each window of the order, the largest first."""
+        tasks = sorted(value, key=lambda task: -value[task])
+        most = LARGEST_SHARE_UNORDERED * self.precedence.tasks
+        ordered = [task for task in tasks if self.precedence.unordered[task] <= most]
+        end = 1 + max(place.values(), default=0)
+        found: dict[int, int] = {}
+        for task in ordered or tasks:
+            found.setdefault(place[task] * _WINDOWS // end, task)
+        return list(found.values())
+
+    def _add(self, tasks: Iterable[int]) -> None:
+        """Add moments; if there are too many, those go first that have no price."""
+        most = max(FEWEST_MOMENTS, min(MOST_MOMENTS, MOST_WORK // self.precedence.tasks))
+        priced = sorted((t for t, price in self._prices.items() if price > 0), key=lambda task: -self._prices[task])
+        merged = dict.fromkeys((*priced, *tasks, *self._moments))
+        self._moments = self.precedence.chain(list(merged)[:most])
+
+    def _find_prices(self, deadline: Deadline) -> None:
+        if not self._prices:
+            self._add((*self._best, *self._exceeded, *self._first_moments()))
+        found = self._program(self._moments, deadline).relaxed(deadline)
+        self._prices = dict.fromkeys(self._moments, 0.0)
+        if found is None:
+            return
+        bound, prices = found
+        self.bound = max(self.bound, bound)
+        least = LEAST_PRICE * math.fsum(prices)
+        self._prices.update({t: price for t, price in zip(self._moments, prices, strict=True) if price > least})
+
+    def _program(self, chain: list[int], deadline: Deadline) -> CutRelaxation:
+        problem, budgets = self.problem, [self.problem.budget_bytes] * len(chain)
+        whole = max(LEAST_WHOLE, min(MOST_WHOLE, WHOLE_WORK // self.precedence.tasks)) if len(chain) > 1 else None
+        return CutRelaxation(problem.graph, self.precedence, chain, budgets, deadline, self.reduction, whole)

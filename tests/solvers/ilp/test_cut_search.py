@@ -1,0 +1,71 @@
+"""Check how `ilp` chooses the moments at which its programs constrain memory."""
+
+from __future__ import annotations
+
+import pytest
+
+import scheduler as sc
+from scheduler.problem import Problem, parse_budget
+from scheduler.schedule import first_runs
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.cut_search import CutSearch
+from scheduler.solvers.ilp.precedence import Precedence
+from scheduler.solvers.ilp.reduction import Reduction
+from tests.support.cut_bounds import step_with_a_task_that_may_wait
+from tests.support.training_graphs import conv_net
+
+
+def search(graph: sc.Graph, budget_bytes: int, *, reorder: bool) -> CutSearch:
+    precedence = Precedence(graph, reorder=reorder)
+    return CutSearch(Problem(graph, budget_bytes), precedence, Reduction(graph, absorbs=True))
+
+
+def test_the_bound_over_all_orders_finds_the_cut_that_bounds_best() -> None:
+    found = search(step_with_a_task_that_may_wait(), 9, reorder=True)
+    assert found.precedence.unordered.tolist() == [0, 1, 1]
+    found.raise_bound(Deadline(20))
+    assert found.bound == 12.0
+    assert 1 in found.cuts
+
+
+@pytest.mark.parametrize("reorder", [False, True])
+def test_programs_differ_until_nothing_is_left_to_try(reorder: bool) -> None:
+    found = search(step_with_a_task_that_may_wait(), 9, reorder=reorder)
+    chains: list[tuple[int, ...]] = []
+    while not found.is_exhausted:
+        found.raise_bound(Deadline(20))
+        chains += [] if found.is_exhausted else [tuple(found.cuts)]
+    assert len(set(chains)) == len(chains) <= 2**3
+
+
+def test_the_first_cut_in_the_input_order_is_the_peak_of_the_whole_step() -> None:
+    graph = conv_net(4)
+    found = search(graph, parse_budget("60%", graph), reorder=False)
+    found.raise_bound(Deadline(20))
+    schedule = sc.solve(graph, 2**40, solver="save-all").schedule
+    memory = sc.simulate(graph, schedule).memory
+    assert memory[first_runs(graph, schedule)[found.cuts[0]]] == max(memory)
+    assert len(found.cuts) == 1
+
+
+def test_further_cuts_raise_the_bound_until_a_point_fits() -> None:
+    graph = conv_net(6)
+    found = search(graph, parse_budget("70%", graph), reorder=False)
+    points = []
+    while not found.is_exhausted and len(points) < 6:
+        schedule = found.raise_bound(Deadline(20))
+        assert schedule is not None
+        simulation = sc.simulate(graph, schedule)
+        points.append((found.bound, simulation.peak_bytes <= found.problem.budget_bytes, simulation.time))
+    bounds, fits, times = zip(*points, strict=True)
+    assert list(bounds) == sorted(bounds)
+    assert not fits[0]
+    assert any(fits)
+    assert bounds[-1] <= min(time for time, fit in zip(times, fits, strict=True) if fit)
+
+
+def test_a_search_whose_time_is_up_claims_nothing() -> None:
+    graph = conv_net(6)
+    found = search(graph, parse_budget("60%", graph), reorder=True)
+    assert found.raise_bound(Deadline(0)) is None
+    assert found.bound <= sc.solve(graph, 2**40, solver="save-all").time
