@@ -44,6 +44,8 @@ class Proposal:
         Remarks for the user, such as why nothing was found.
     smallest : Schedule or None
         The schedule with the smallest peak that the solver came across, if it is another one.
+    exceeding : tuple of Schedule
+        Schedules that exceed the budget and are as fast as bounds allow: other searches may start from them.
     """
 
     schedule: Schedule | None
@@ -53,6 +55,7 @@ class Proposal:
     infeasible: bool = False
     messages: tuple[str, ...] = ()
     smallest: Schedule | None = None
+    exceeding: tuple[Schedule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,8 @@ class _Policy:
         The deadline of everything but the last search.
     answers : list of Schedule
         What solvers have answered, for those that search from several known schedules.
+    exceeding : tuple of Schedule
+        The last points of integer programs that do not fit, for the same purpose.
     solves_neighborhoods : bool
         Whether the last search includes integer programs over neighborhoods of the best schedule.
     ended : bool
@@ -143,6 +145,7 @@ class _Policy:
         self.problem, self.seed, self.settings = problem, seed, settings
         self.best = Incumbent(problem)
         self.answers: list[Schedule] = []
+        self.exceeding: tuple[Schedule, ...] = ()
         self.deadline = deadline
         self.solves_neighborhoods = deadline.remaining >= settings.neighborhoods_seconds and neighborhoods.suits(
             problem.graph
@@ -276,7 +279,7 @@ class _Policy:
         if best.is_final or deadline.passed:
             return
         known = tuple(schedule for schedule in (best.schedule or best.smallest,) if schedule is not None)
-        problem = replace(self.problem, starts=(*known, *self.answers, *self.problem.starts))
+        problem = replace(self.problem, starts=(*known, *self.answers, *self.problem.starts, *self.exceeding))
         try:
             limit = deadline.within(share * deadline.remaining, partial(self._update, deadline=deadline))
             proposal = propose(problem, deadline=limit, seed=self.seed)
@@ -293,6 +296,7 @@ class _Policy:
     def _update(self, proposal: Proposal, deadline: Deadline) -> None:
         """Take over a proposal; once the result is final, stop all searches with that deadline."""
         self.best.update(proposal)
+        self.exceeding = proposal.exceeding or self.exceeding
         self.deadline.report(self.best.proposal())
         if self.best.is_final:
             deadline.stop()

@@ -12,7 +12,7 @@ import numpy as np
 from scheduler.errors import InvalidScheduleError
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order, runs_of, schedule_from_runs
-from scheduler.simulator import simulate
+from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Proposal, is_close_enough
 from scheduler.solvers.anneal.choice import Choice, Kind
 from scheduler.solvers.anneal.contraction import Contraction
@@ -215,6 +215,8 @@ class Annealing:
         self._smallest_peak = math.inf
         self._starts: dict[float, Schedule] = {}
         """Known schedules from which nothing has been annealed yet, by their times."""
+        self._exceeding: list[Schedule] = []
+        """The same, of those that do not fit."""
 
     @property
     def is_optimal(self) -> bool:
@@ -228,14 +230,10 @@ class Annealing:
 
     def offer(self, schedule: Schedule) -> float:
         """Keep a schedule if it is faster; return its time, or inf if it is invalid or does not fit."""
-        problem = self.problem
-        try:
-            simulation = simulate(problem.graph, schedule)
-        except InvalidScheduleError:
+        simulation = self._simulate(schedule)
+        if simulation is None:
             return math.inf
-        if not problem.reorder and not follows_input_order(problem.graph, schedule):
-            return math.inf
-        if simulation.peak_bytes > problem.budget_bytes:
+        if simulation.peak_bytes > self.problem.budget_bytes:
             if simulation.peak_bytes < self._smallest_peak:
                 self._smallest, self._smallest_peak = schedule, simulation.peak_bytes
             return math.inf
@@ -249,6 +247,17 @@ class Annealing:
         if math.isfinite(time):
             self._starts[time] = schedule
             self._starts = {time: self._starts[time] for time in sorted(self._starts)[:MOST_STARTS]}
+        elif schedule != self.problem.save_everything and self._simulate(schedule) is not None:
+            self._exceeding.append(schedule)
+
+    def _simulate(self, schedule: Schedule) -> Simulation | None:
+        """Simulate a schedule; None if it is invalid, or in an order that the problem does not allow."""
+        problem = self.problem
+        try:
+            simulation = simulate(problem.graph, schedule)
+        except InvalidScheduleError:
+            return None
+        return simulation if problem.reorder or follows_input_order(problem.graph, schedule) else None
 
     def proposal(self) -> Proposal:
         """Return the best schedule so far."""
@@ -318,11 +327,12 @@ class Annealing:
     def _next_begin(self, kind: Kind) -> Schedule | None:
         """Return where a turn begins; None for the initial schedule.
 
-        It is the best schedule, but for turns over runs, each known one once before it. While nothing fits,
-        decisions begin with the smallest known peak.
+        It is the best schedule, but for turns over runs, each known one once before it; in the same way, known
+        ones that do not fit come before the initial one. While nothing fits, decisions begin with the smallest
+        known peak.
         """
         if kind is Kind.RUNS_FROM_START:
-            return None
+            return self._exceeding.pop() if self._exceeding else None
         if self.best is None:
             return self._smallest if kind is Kind.DECISIONS else None
         if kind is Kind.RUNS_FROM_BEST and self._starts:

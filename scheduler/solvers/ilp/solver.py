@@ -30,6 +30,8 @@ LEAST_PROGRAM_SECONDS = 1.0
 INPUT_FACTOR, IDLE_FACTOR = 3.0, 2.0
 """When the two orders take turns, time for the input order counts so many times, since its bound holds for fewer
 schedules; and so does time that did not raise a bound."""
+MOST_EXCEEDING = 3
+"""So many of the last points that do not fit are passed on to other searches."""
 LEAST_GLOBAL_SECONDS = 1.0
 """Least time for the bound over all orders once nothing is left to do for the input order."""
 
@@ -108,6 +110,7 @@ class _Search:
         self.most_programs, self.repair = most_programs, repair
         reduction = Reduction(problem.graph, absorbs=True)
         self.input, self.any = (_Order(problem, reduction, reorder=reorder) for reorder in (False, True))
+        self.exceeding: list[Schedule] = []
         self._began = clock.now()
         self._end: Deadline | None = None
 
@@ -129,6 +132,7 @@ class _Search:
             global_bound=self.any.bound,
             infeasible=self.infeasible,
             messages=tuple(messages),
+            exceeding=tuple(self.exceeding),
         )
 
     def run(self) -> None:
@@ -187,7 +191,8 @@ class _Search:
         order.bound = max(order.bound, search.bound)
         order.spent += (clock.now() - began) * (1.0 if order.bound > known else IDLE_FACTOR)
         if schedule is not None:
-            self._keep_if_better(schedule, order)
+            if not self._keep_if_better(schedule, order):
+                self.exceeding = [*self.exceeding, schedule][-MOST_EXCEEDING:]
             if order is self.input and self.repair and not self._is_closed(order.time, order):
                 self._repair()
         self.deadline.report(self.proposal())
@@ -215,8 +220,10 @@ class _Search:
         greedy.restore(self.deadline)
         self._keep_if_better(greedy.schedule(), self.input)
 
-    def _keep_if_better(self, schedule: Schedule, order: _Order) -> None:
-        """Keep a schedule if it fits and is faster."""
+    def _keep_if_better(self, schedule: Schedule, order: _Order) -> bool:
+        """Keep a schedule if it fits and is faster; return whether it fits."""
         simulation = simulate(self.problem.graph, schedule)
-        if simulation.peak_bytes <= self.problem.budget_bytes and simulation.time < order.time:
+        fits = simulation.peak_bytes <= self.problem.budget_bytes
+        if fits and simulation.time < order.time:
             order.best, order.time = schedule, simulation.time
+        return fits

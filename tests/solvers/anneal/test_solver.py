@@ -18,8 +18,9 @@ from scheduler.problem import Problem, parse_budget
 from scheduler.schedule import follows_input_order, runs_of, schedule_from_runs
 from scheduler.solvers import greedy
 from scheduler.solvers.anneal import propose
+from scheduler.solvers.anneal.choice import Kind
 from scheduler.solvers.anneal.contraction import Contraction
-from scheduler.solvers.anneal.solver import Walker
+from scheduler.solvers.anneal.solver import Annealing, Walker
 from scheduler.solvers.anneal.state import AREA, BLOCK, COST
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.smallest_peak import smallest_peak
@@ -223,3 +224,17 @@ def test_two_searches_in_threads_do_not_disturb_each_other() -> None:
         thread.join()
     for seed in (1, 2):
         assert found[seed] == polish(problem, problem.save_everything, deadline=NEVER, seed=seed, moves=30_000)
+
+
+def test_a_turn_begins_once_with_each_known_schedule_that_exceeds_the_budget() -> None:
+    graph = uniform_chain(4)
+    problem = Problem(graph, 16)
+    exceeding = schedule_from_runs(graph, [0, 1, 2, 3, 4, 0, 5, 6, 7, 8])
+    assert sc.simulate(graph, exceeding).peak_bytes > problem.budget_bytes
+    search = Annealing(problem, walkers=1)
+    invalid = (sc.Free("x1"), *exceeding)
+    for schedule in (exceeding, invalid, problem.save_everything):
+        search.offer_start(schedule)
+    assert search.best is None
+    begins = [search._next_begin(Kind.RUNS_FROM_START) for _ in range(2)]
+    assert begins == [exceeding, None]
