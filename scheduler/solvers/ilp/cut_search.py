@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
 
@@ -34,6 +34,8 @@ EXCEEDED_WINDOWS, PRICED_WINDOWS = 12, 32
 """Moments are near each other if fewer than the number of tasks over this many lie between them."""
 LEAST_PRICE = 3e-3
 """A cut whose memory has less than this share of all prices is left out."""
+FEW_CUTS = 6
+"""Up to so many cuts, moments where points exceed the budget are added one by one: each moves the next point's."""
 FIRST_PRICED = 3
 """Number of cuts of the first program that is chosen by prices."""
 SHORT_SHARE, GROWTH = 0.1, 3
@@ -119,16 +121,31 @@ class CutSearch:
         """Return the cuts of the next program; None if there is nothing to try."""
         if not self._best and not self.precedence.reorder:
             return [self._peak_task()]
-        count = min(len(self._best) + self._step, self._most)
+        count = len(self._best) + self._step
+        if len(self._dearest()) == 1 and self._exceeded:
+            # Relaxed, one moment alone binds: its price says nothing of others.
+            self._goes_by_price = False
         for goes_by_price in (self._goes_by_price, not self._goes_by_price):
             self._goes_by_price = goes_by_price
-            if goes_by_price and (not self._prices or self._prices.keys() != set(self._moments)):
-                self._find_prices(deadline)
-            ranked = self._dearest() if goes_by_price else [*self._best, *self._exceeded]
-            for length in range(max(1, min(count, len(ranked))), min(self._most, len(ranked)) + 1):
-                chain = self.precedence.chain(ranked[:length])
-                if tuple(chain) not in self._tried:
-                    return chain
+            if goes_by_price:
+                if not self._prices or self._prices.keys() != set(self._moments):
+                    self._find_prices(deadline)
+                chain = self._first_untried(self._dearest(), count)
+            else:
+                fewest = len(self._best) + 1
+                chain = self._first_untried([*self._best, *self._exceeded], fewest if fewest <= FEW_CUTS else count)
+            if chain is not None:
+                return chain
+        return self._first_untried([*self._dearest(), *self._moments], count)
+
+    def _first_untried(self, ranked: Sequence[int], count: int) -> list[int] | None:
+        """Return the first so many of these moments, or more of them if that has been tried."""
+        ranked = list(dict.fromkeys(ranked))
+        most = min(self._most, len(ranked))
+        for length in range(max(1, min(count, most)), most + 1):
+            chain = self.precedence.chain(ranked[:length])
+            if tuple(chain) not in self._tried:
+                return chain
         return None
 
     def _peak_task(self) -> int:
@@ -138,10 +155,9 @@ class CutSearch:
         return max(first, key=lambda task: memory[first[task]])
 
     def _dearest(self) -> list[int]:
-        """Return the moments, the dearest first, and those without a price last."""
-        ranked = sorted(self._moments, key=lambda task: -self._prices[task])
-        priced = [task for task in ranked if self._prices[task] > 0]
-        return self._apart(priced, PRICED_WINDOWS) + ranked[len(priced) :]
+        """Return the moments that have a price, the dearest first."""
+        priced = [task for task in self._moments if self._prices.get(task, 0.0) > 0]
+        return self._apart(sorted(priced, key=lambda task: -self._prices[task]), PRICED_WINDOWS)
 
     def _apart(self, tasks: Iterable[int], windows: int) -> list[int]:
         """Return the same tasks, but those near to earlier ones last."""
