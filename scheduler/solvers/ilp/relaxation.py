@@ -428,7 +428,7 @@ class CutRelaxation:
             if k >= 0 and tensor in self.saved[k]:
                 if tensor not in required:
                     self._at_least(f"flow_{k}_{end}", self._available(tensor, k, end), _term(saved))
-            elif any(i in self.first_run for i in producers):
+            elif end == k + 1 and any(i in self.first_run for i in producers):
                 # A tensor that only some alternatives produce is live only if one of them has run.
                 runs = [of[i] for of in (self.first_run, self.recomputed[k, end]) for i in producers if i in of]
                 self.program.at_most(f"produced_{end}", [(saved, 1.0), *((variable, -1.0) for variable in runs)], 0)

@@ -70,6 +70,26 @@ def test_a_task_may_run_twice_between_two_cuts_if_no_alternative_that_fits_produ
     assert sc.solve(graph, 0, solver="ilp").status is not sc.Status.INFEASIBLE
 
 
+def test_an_alternative_may_run_between_two_cuts_though_another_has_run_between_earlier_ones() -> None:
+    # f1 runs first, and f1s after bl, for b1s: 1 + 3 + 1 + 4. Had f1s run first, "s1" would not fit during bl.
+    operations = [
+        sc.Operation("f0", ["x0"], ["x1"], 0.0),
+        sc.Operation("f1", ["x1", "w1"], ["x2"], 0.0),
+        sc.Operation("f1s", ["x1", "w1"], ["x2", "s1"], 3.0),
+        sc.Operation("l", ["x2"], ["loss"], 1.0),
+        sc.Operation("bl", ["x2"], ["g2"], 0.0, 3, phase="backward"),
+        sc.Operation("b1", ["g2", "x1", "w1"], ["g1", "dw1"], 0.0, 3, phase="backward"),
+        sc.Operation("b1s", ["g2", "s1"], ["g1", "dw1"], 1.0, phase="backward"),
+        sc.Operation("b0", ["g1"], ["dw0"], 4.0, phase="backward"),
+    ]
+    sizes = {"x0": 4, "x1": 1, "dw0": 1, "w1": 0, "x2": 2, "g1": 0, "dw1": 4, "s1": 2, "loss": 0, "g2": 3}
+    tensors = [sc.Tensor(name, size) for name, size in sizes.items()]
+    graph = sc.Graph(operations, tensors, resident=["x0", "w1"], results=["loss", "dw0", "dw1"])
+    assert optimum(graph.to_dict(), 13, "input order") == 9.0
+    program = CutRelaxation(graph, Precedence(graph, reorder=False), [0, 3, 4], [13, 13, 13])
+    assert program.solve(Deadline(20)).bound == 9.0
+
+
 def test_bounds_grow_as_the_budget_shrinks() -> None:
     graph = conv_net(6)
     bounds = [sc.solve(graph, f"{share}%", solver="ilp").bound for share in (95, 90, 85, 80, 70)]
