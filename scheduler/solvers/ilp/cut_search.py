@@ -20,7 +20,7 @@ from scheduler.solvers.ilp.relaxation import CutRelaxation
 
 MOST_CUTS = 24
 """Largest number of cuts of one program."""
-MOST_MOMENTS, MOST_WORK, FEWEST_MOMENTS = 24, 16_000, 4
+MOST_MOMENTS, MOST_WORK, FEWEST_MOMENTS = 24, 16_000, 2
 """Largest number of cuts of a linear relaxation: less where their number times that of tasks exceeds the work."""
 _WINDOWS = 48
 """Of each window of the order, one task is a candidate."""
@@ -119,7 +119,7 @@ class CutSearch:
 
     def _next_chain(self, deadline: Deadline) -> list[int] | None:
         """Return the cuts of the next program; None if there is nothing to try."""
-        if not self._best and not self.precedence.reorder:
+        if not self._tried and not self.precedence.reorder:
             return [self._peak_task()]
         count = len(self._best) + self._step
         if len(self._dearest()) == 1 and self._exceeded:

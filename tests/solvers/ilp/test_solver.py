@@ -7,6 +7,7 @@ import pytest
 import scheduler as sc
 from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.cut_search import CutSearch
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutRelaxation
 from scheduler.solvers.ilp.solver import propose
@@ -106,6 +107,22 @@ def test_the_bound_over_all_orders_never_exceeds_that_of_the_input_order() -> No
     for share in (90, 80, 70):
         solution = sc.solve(conv_net(6), f"{share}%", solver="ilp")
         assert solution.global_bound <= solution.bound <= solution.time
+
+
+def test_the_first_program_leaves_half_of_the_time_for_the_bound_over_all_orders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[float] = []
+    raise_bound = CutSearch.raise_bound
+
+    def recorded(search: CutSearch, deadline: Deadline, slack: float = 0.0) -> sc.Schedule | None:
+        limits.append(deadline.remaining)
+        return raise_bound(search, deadline, slack)
+
+    monkeypatch.setattr(CutSearch, "raise_bound", recorded)
+    graph = conv_net(6)
+    propose(Problem(graph, parse_budget("50%", graph)), deadline=Deadline(100), seed=0)
+    assert 40 < limits[0] <= 50
 
 
 def test_a_program_without_time_claims_nothing() -> None:
