@@ -201,10 +201,14 @@ class _Search:
         """Return whether the last program for the input order is one for any order too."""
         given, free = self.input.search, self.any.search
         everything = (1 << len(self.problem.graph.index.tasks)) - 1
-        return bool(given.cuts) and free.precedence.chain(given.cuts) == given.cuts and all(
-            free.precedence.before(cut) == given.precedence.before(cut)
-            and free.precedence.after(cut) & everything == given.precedence.after(cut) & everything
-            for cut in given.cuts
+        return (
+            bool(given.cuts)
+            and free.precedence.chain(given.cuts) == given.cuts
+            and all(
+                free.precedence.before(cut) == given.precedence.before(cut)
+                and free.precedence.after(cut) & everything == given.precedence.after(cut) & everything
+                for cut in given.cuts
+            )
         )
 
     def _slack(self, order: _Order) -> float:
