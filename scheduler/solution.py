@@ -33,7 +33,7 @@ class Proposal:
     schedule : Schedule or None
         The best schedule found; None if none was found.
     search_space : str
-        "persistent", "input order", "any order" or the solver's own family.
+        "persistent", "input order", "late order", "any order" or the solver's own family.
     bound : float
         Proven lower bound on the time of every schedule in the search space.
     global_bound : float
@@ -101,7 +101,7 @@ class Solution:
     global_bound : float
         Proven lower bound on the time of every schedule.
     search_space : str
-        "persistent", "input order", "any order" or the solver's own family.
+        "persistent", "input order", "late order", "any order" or the solver's own family.
     solver : str
     solve_seconds : float
     messages : tuple of str

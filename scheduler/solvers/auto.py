@@ -20,6 +20,7 @@ from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.eviction_walk import EvictionWalks
 from scheduler.solvers.ilp import solver as ilp
 from scheduler.solvers.incumbent import Incumbent
+from scheduler.solvers.late_order import in_late_order
 from scheduler.solvers.neighborhoods import search as neighborhoods
 from scheduler.solvers.registry import Propose, load_solver
 from scheduler.solvers.smallest_peak import smallest_peak, squeeze
@@ -106,8 +107,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     for the bound unless it is a chain. Chains go to `dp` next. Otherwise the quick methods give
     a first answer, and `ilp` proves it or finds a better one. Where a gap remains,
     `hierarchical` and `anneal` search as well, and at last integer programs over neighborhoods
-    of the best schedule. Deep networks go to `hierarchical` first, which is the last stage if
-    it proves its answer.
+    of the best schedule. If another order is allowed, all of them get the graph in the late order
+    (`late_order`), in which most schedules are faster. Deep networks go to `hierarchical` first,
+    which is the last stage if it proves its answer.
 
     Guarantee: never worse than its parts in the time that each has, and a schedule wherever
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
@@ -127,6 +129,8 @@ class _Policy:
 
     Attributes
     ----------
+    late : Problem
+        The problem as solvers get it: in the late order, unless another order is out of the question.
     deadline : Deadline
         The time limit; earlier once the answer of `dp` is optimal in its search space.
     first_round : Deadline
@@ -143,7 +147,11 @@ class _Policy:
 
     def __init__(self, problem: Problem, deadline: Deadline, seed: int, settings: AutoSettings) -> None:
         self.problem, self.seed, self.settings = problem, seed, settings
-        self.best = Incumbent(problem)
+        self.late = in_late_order(problem)
+        orders = {"input order": problem.graph}
+        if self.late is not problem:
+            orders["late order"] = self.late.graph
+        self.best = Incumbent(problem, orders)
         self.answers: list[Schedule] = []
         self.exceeding: tuple[Schedule, ...] = ()
         self.deadline = deadline
@@ -160,7 +168,7 @@ class _Policy:
         """Take over the best of the schedules that the problem comes with."""
         for schedule in self.problem.starts:
             if self.problem.reorder or follows_input_order(self.problem.graph, schedule):
-                self.best.offer(schedule, "any order")
+                self.best.offer(schedule)
 
     def walk_within_budget(self) -> None:
         """Walk within the budget if the known schedules are slow, as those for smaller budgets can be.
@@ -248,7 +256,7 @@ class _Policy:
         """Look harder for the smallest peak if no schedule fits so far."""
         if self.best.schedule is None and not self.best.is_final:
             known = self.best.smallest  # `find_smallest_peak` has run
-            self.best.offer(squeeze(self.problem, self.deadline, known=known).schedule, "any order")
+            self.best.offer(squeeze(self.problem, self.deadline, known=known).schedule)
 
     def _for_other_orders(self, deadline: Deadline) -> Deadline:
         """Return the time for schedules outside the answer's search space: short once it is optimal there."""
@@ -264,7 +272,7 @@ class _Policy:
 
     def _walk(self) -> None:
         """Offer the schedule of a walk that evicts when memory is short."""
-        walk = EvictionWalks(self.problem.graph).fitting(self.problem.budget_bytes)
+        walk = EvictionWalks(self.late.graph).fitting(self.problem.budget_bytes)
         if walk is not None:
             self.answers.append(walk)
             self.best.offer(walk)
@@ -279,7 +287,7 @@ class _Policy:
         if best.is_final or deadline.passed:
             return
         known = tuple(schedule for schedule in (best.schedule or best.smallest,) if schedule is not None)
-        problem = replace(self.problem, starts=(*known, *self.answers, *self.problem.starts, *self.exceeding))
+        problem = replace(self.late, starts=(*known, *self.answers, *self.problem.starts, *self.exceeding))
         try:
             limit = deadline.within(share * deadline.remaining, partial(self._update, deadline=deadline))
             proposal = propose(problem, deadline=limit, seed=self.seed)
@@ -295,6 +303,8 @@ class _Policy:
 
     def _update(self, proposal: Proposal, deadline: Deadline) -> None:
         """Take over a proposal; once the result is final, stop all searches with that deadline."""
+        if proposal.search_space == "input order" and self.late is not self.problem:
+            proposal = replace(proposal, search_space="late order")  # the input order of what solvers get
         self.best.update(proposal)
         self.exceeding = proposal.exceeding or self.exceeding
         self.deadline.report(self.best.proposal())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from threading import Lock
 
+from scheduler.graph import Graph
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order
 from scheduler.simulator import simulate
@@ -16,6 +18,8 @@ class Incumbent:
 
     Attributes
     ----------
+    orders : dict of str to Graph
+        The graph in the order of each search space that keeps one.
     schedule : Schedule or None
     smallest : Schedule or None
         The schedule with the smallest peak, whether it fits or not.
@@ -31,8 +35,8 @@ class Incumbent:
         Proven lower bound on time over all schedules.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, orders: Mapping[str, Graph]) -> None:
+        self.problem, self.orders = problem, orders
         self.schedule: Schedule | None = None
         self.smallest: Schedule | None = None
         self.smallest_peak_bytes = problem.baseline.peak_bytes
@@ -73,33 +77,36 @@ class Incumbent:
         with self._lock:
             self.messages += proposal.messages
 
-    def offer(self, schedule: Schedule | None, space: str = "input order") -> None:
+    def offer(self, schedule: Schedule | None, space: str = "any order") -> None:
         """Simulate a schedule, and keep it if it fits and is the fastest in its search space."""
         if schedule is None:
             return
         simulation = simulate(self.problem.graph, schedule)
         if simulation.peak_bytes < self.smallest_peak_bytes:
             self.smallest, self.smallest_peak_bytes = schedule, simulation.peak_bytes
-        if space == "any order" and follows_input_order(self.problem.graph, schedule):
-            space = "input order"
+        if space == "any order":
+            followed = (order for order, graph in self.orders.items() if follows_input_order(graph, schedule))
+            space = next(followed, space)
         fastest = self._fastest[space][0] if space in self._fastest else math.inf
         if simulation.peak_bytes <= self.problem.budget_bytes and simulation.time < fastest:
             self._fastest[space] = simulation.time, schedule
             self._choose()
 
     def _choose(self) -> None:
-        """Answer with the fastest schedule, or with one that is proven to be close and is as fast within the gap."""
+        """Answer with the fastest schedule, or with one that is proven to be close and is as fast within the gap.
+
+        Of equally fast schedules, the one whose search space has the highest bound is the answer.
+        """
         if not self._fastest:
             return
         gap, least = self.problem.gap, min(time for time, _ in self._fastest.values())
 
-        def rank(space: str) -> tuple[bool, float, bool]:
+        def rank(space: str) -> tuple[bool, float, float, bool]:
             time, _ = self._fastest[space]
             is_enough = (
                 gap > 0 and (1 - gap) * time <= least and is_close_enough(self.problem, time, self._bound(space))
             )
-            # Of equally fast schedules, one in the input order has the stronger bounds.
-            return not is_enough, time, space == "any order"
+            return not is_enough, time, -self._bound(space), space == "any order"
 
         self.search_space = min(self._fastest, key=rank)
         self.time, self.schedule = self._fastest[self.search_space]

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from scheduler.errors import UnsuitableProblemError
+from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.problem import Floor, Problem, parse_budget
 from scheduler.schedule import Schedule, follows_input_order, runs_of
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.late_order import in_late_order
 from scheduler.solvers.registry import load_solver, missing_package_explained
 
 _SHARE_OF_TIME, _QUICK_SHARE, _QUICK_SECONDS = 0.1, 0.3, 1.0
@@ -95,7 +97,9 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     The starts of the problem are candidates. For a chain, persistent schedules are searched
     exactly. Walks that evict whenever memory is short find the least bytes that they need by
     bisection, and so does the greedy search, which also recomputes results. Solvers that keep
-    little run once. The search ends as soon as a peak fits the problem's budget.
+    little run once. All of them run in the late order, if another order is allowed, and at last
+    walks in the given one, which at times needs less. The search ends as soon as a peak fits the
+    problem's budget.
 
     Schedules of more than `_MOST_RUNS_PER_OPERATION` runs an operation count only if they are
     what fits the problem's budget, or if nothing else saves memory.
@@ -106,11 +110,12 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     chain = _short_chain(problem)
     if chain is not None and not search.fits:
         search.ask("dp", _least_persistent_peak(chain))
-    if not search.fits:
-        search.walk()
+    search.walk(search.late.graph)
     for name in _FRUGAL_SOLVERS:
         search.ask(name, problem.floor.bytes)
     search.ask_greedy()
+    if search.late is not problem:
+        search.walk(problem.graph)
     return search.peak_bytes, search.schedule
 
 
@@ -175,7 +180,7 @@ class _PeakSearch:
     """The schedule with the smallest peak so far; at first, the save-everything schedule."""
 
     def __init__(self, problem: Problem, deadline: Deadline) -> None:
-        self.problem, self.deadline = problem, deadline
+        self.problem, self.late, self.deadline = problem, in_late_order(problem), deadline
         self.peak_bytes, self.schedule = problem.baseline.peak_bytes, problem.save_everything
         self.least = max(problem.floor.bytes, problem.budget_bytes)
 
@@ -191,12 +196,20 @@ class _PeakSearch:
         if peak_bytes < self.peak_bytes and (self.problem.reorder or follows_input_order(graph, schedule)):
             self.peak_bytes, self.schedule = peak_bytes, schedule
 
-    def walk(self) -> None:
-        """Offer the schedules of walks that evict, by bisection for the least bytes within which they succeed."""
+    def walk(self, graph: Graph) -> None:
+        """Offer the schedules of walks that evict, by bisection for the least bytes within which they succeed.
+
+        Parameters
+        ----------
+        graph : Graph
+            The problem's graph, in the order of the walks.
+        """
+        if self.fits:
+            return
         with missing_package_explained("greedy"):
             # Imported on first use: `import scheduler` must not need numba.
             from scheduler.solvers.eviction_walk import Eviction, EvictionWalks
-        walks = EvictionWalks(self.problem.graph)
+        walks = EvictionWalks(graph)
         step = max(1, (self.problem.baseline.peak_bytes - self.least) // _SQUEEZE_STEPS)
         for eviction in Eviction:
             budget, failed = self.least, self.least - 1
@@ -223,7 +236,7 @@ class _PeakSearch:
         """Offer a solver's schedule for another budget, unless the peak already fits."""
         if self.fits:
             return
-        problem = replace(self.problem, budget_bytes=budget_bytes)
+        problem = replace(self.late, budget_bytes=budget_bytes)
         try:
             schedule = load_solver(solver)(problem, deadline=self.deadline, seed=0).schedule
         except UnsuitableProblemError:

@@ -31,7 +31,13 @@ def test_another_order_is_found_where_it_saves_recomputation() -> None:
     assert given.time == 18.0
 
 
+def keep_the_given_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switch the late order off: in it, `branches` need no recomputation."""
+    monkeypatch.setattr(auto, "in_late_order", lambda problem: problem)
+
+
 def test_the_walk_within_the_budget_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_the_given_order(monkeypatch)
     budgets: list[int] = []
     fitting = EvictionWalks.fitting
 
@@ -93,7 +99,8 @@ def test_where_nothing_fits_the_smallest_peak_is_searched_for_as_well(monkeypatc
     assert remaining[0] > 0.4
 
 
-def test_no_other_order_is_searched_for_if_it_could_save_next_to_nothing() -> None:
+def test_no_other_order_is_searched_for_if_it_could_save_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_the_given_order(monkeypatch)
     graph = branches(6)
     long = sc.Graph(
         [*graph.operations, sc.Operation("long", ["small0"], ["end"], 1e6)],

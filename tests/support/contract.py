@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import scheduler as sc
 from scheduler.errors import MissingExtraError, UnsuitableProblemError
 from scheduler.schedule import follows_input_order
+from scheduler.solvers.late_order import late_order
 from tests.support.oracle import least_peak, optimum
 from tests.support.strategies import chains, graphs, joint_graphs
 
@@ -31,15 +32,16 @@ class Case:
 
     Attributes
     ----------
-    any_order, input_order : float or None
-        Least time of any schedule within the budget, and of any that keeps the input order;
-        None if none fits.
+    any_order, input_order, late_order : float or None
+        Least time of any schedule within the budget, and of any that keeps the input order or the
+        late order; None if none fits.
     """
 
     graph_or_chain: sc.Graph | sc.Chain
     budget_bytes: int
     any_order: float | None
     input_order: float | None
+    late_order: float | None
 
     @property
     def graph(self) -> sc.Graph:
@@ -54,7 +56,10 @@ def draw_case(data: st.DataObject, graph_or_chain: sc.Graph | sc.Chain) -> Case:
     peak = sc.simulate(graph, sc.solve(graph, 2**40, solver="save-all").schedule).peak_bytes
     least = least_peak(plain, "any")
     budget = data.draw(st.integers(max(0, least - 2), max(least, peak)), label="budget")
-    return Case(graph_or_chain, budget, optimum(plain, budget, "any"), optimum(plain, budget, "input order"))
+    late = late_order(graph)
+    in_input_order = optimum(plain, budget, "input order")
+    in_late_order = in_input_order if late is graph else optimum(late.to_dict(), budget, "input order")
+    return Case(graph_or_chain, budget, optimum(plain, budget, "any"), in_input_order, in_late_order)
 
 
 def solve_or_skip(graph_or_chain: sc.Graph | sc.Chain, budget: int, **options: object) -> sc.Solution | None:
@@ -88,7 +93,7 @@ def _check(case: Case, solution: sc.Solution, *, reorder: bool) -> None:
     assert (simulated.time, simulated.peak_bytes) == (solution.time, solution.peak_bytes)
     assert simulated.peak_bytes <= case.budget_bytes
     assert reorder or follows_input_order(case.graph, solution.schedule)
-    optima = {"any order": case.any_order, "input order": case.input_order}
+    optima = {"any order": case.any_order, "input order": case.input_order, "late order": case.late_order}
     if solution.search_space not in optima:
         # The space is the solver's own: nothing here can check its bound, only its schedule and `global_bound`.
         assert case.any_order is not None

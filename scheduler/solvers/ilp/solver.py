@@ -124,7 +124,7 @@ class _Search:
         found = self.any if self.any.time < self.input.time else self.input
         messages = [f"cuts: {len(self.input.search.cuts)}"]
         if self.input.bound == math.inf and not self.infeasible:
-            messages.append("proven: no schedule fits in the input order; another order may")
+            messages.append("proven: no schedule fits in the given order; another order may")
         return Proposal(
             found.best,
             found.space,
