@@ -36,10 +36,10 @@ def in_late_order(problem: Problem) -> Problem:
 def late_order(graph: Graph) -> Graph:
     """Return the graph in an order in which the save-everything step takes less memory on average.
 
-    An operation's group is itself and all for which only it waits: every path from there to the end of the
-    step leads through it (it is the postdominator). Members that free at least as much memory as
-    they take stay in their places. The others move to right before the first reader of the
-    operation, if that shortens the lives of storages more than it prolongs others.
+    An operation's group is itself and all for which only it waits: every path from there to the
+    end of the step leads through it (it is the postdominator). Members that free at least as much
+    memory as they take stay in their places. The others move to right before the first reader of
+    the operation, if that shortens the lives of storages more than it prolongs others.
 
     Returns the graph itself if nothing is gained, if it has alternatives, or if it has more than
     `LARGEST_GRAPH` operations.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from scheduler.errors import UnsuitableProblemError
@@ -180,9 +181,14 @@ class _PeakSearch:
     """The schedule with the smallest peak so far; at first, the save-everything schedule."""
 
     def __init__(self, problem: Problem, deadline: Deadline) -> None:
-        self.problem, self.late, self.deadline = problem, in_late_order(problem), deadline
+        self.problem, self.deadline = problem, deadline
         self.peak_bytes, self.schedule = problem.baseline.peak_bytes, problem.save_everything
         self.least = max(problem.floor.bytes, problem.budget_bytes)
+
+    @cached_property
+    def late(self) -> Problem:
+        """The problem with its graph in the late order; to compare known schedules needs none."""
+        return in_late_order(self.problem)
 
     @property
     def fits(self) -> bool:
