@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from scheduler.graph import Graph
 
+_ROWS = 256
+"""So many tasks are looked at together."""
+
 
 class Precedence:
     """The pairs of tasks of which one must first run before the other.
@@ -47,11 +50,13 @@ class Precedence:
         """For each task, how many others may first run before it as well as after it."""
         if not self.reorder:
             return np.zeros(self.tasks, np.int64)
-        before, after = np.empty(self.tasks, np.int64), np.zeros(self.tasks, np.int64)
-        for task, ancestors in enumerate(self._ancestors):
-            before[task] = ancestors.bit_count()
-            row = np.frombuffer(ancestors.to_bytes(-(-self.tasks // 8), "little"), np.uint8)
-            after += np.unpackbits(row, count=self.tasks, bitorder="little")
+        before = np.array([ancestors.bit_count() for ancestors in self._ancestors], np.int64)
+        after, size = np.zeros(self.tasks, np.int64), -(-self.tasks // 8)
+        for begin in range(0, self.tasks, _ROWS):
+            # Few large operations: each may wait for another thread.
+            block = b"".join(ancestors.to_bytes(size, "little") for ancestors in self._ancestors[begin : begin + _ROWS])
+            rows = np.frombuffer(block, np.uint8).reshape(-1, size)
+            after += np.unpackbits(rows, axis=1, count=self.tasks, bitorder="little").sum(axis=0, dtype=np.int64)
         return self.tasks - 1 - before - after
 
     def chain(self, tasks: Sequence[int]) -> list[int]:
