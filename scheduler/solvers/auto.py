@@ -62,6 +62,8 @@ class AutoSettings:
         `ilp` runs alone for the shorter one of these; it usually needs no more.
     two_walkers_seconds : float
         With less time left, `anneal` uses one thread, so that `ilp` has a core of its own.
+    anneal_again_gap : float
+        Where `anneal` gives up with a larger gap over all orders, it starts again.
     other_orders_least_seconds : float
         Least time for schedules outside the search space of an answer that is optimal in it.
     other_orders_ratio : float
@@ -90,6 +92,7 @@ class AutoSettings:
     ilp_alone_seconds: float = 4.0
     ilp_alone_share: float = 0.4
     two_walkers_seconds: float = 25.0
+    anneal_again_gap: float = 0.01
     other_orders_least_seconds: float = 1.0
     other_orders_ratio: float = 2.0
     other_orders_least_gain: float = 1e-4
@@ -230,7 +233,7 @@ class _Policy:
                 if self.problem.chain is None and deep:
                     self._ask("hierarchical", limit, share=settings.hierarchical_share)
                 walkers = 1 if limit.remaining < settings.two_walkers_seconds else anneal.WALKERS
-                walk = pool.submit(self._consult, partial(anneal.search, walkers=walkers, only_starts=True), limit)
+                walk = pool.submit(self._anneal, walkers, limit)
                 wait([proof])
                 wait([walk], timeout=min(self._for_other_orders(limit).remaining, TIMEOUT_MAX))
                 limit.stop()
@@ -241,14 +244,18 @@ class _Policy:
         """Run `anneal` once more from the best schedule, and at the same time programs over its neighborhoods."""
         self.seed += 1
         self.answers.clear()
-        share = 1.0 if self.best.schedule is not None else self.settings.nothing_fits_share
-        limit = self._share_of(self._for_other_orders(self.deadline), share)
+        if self.best.schedule is None:
+            self._search_in(self._share_of(self.deadline, self.settings.nothing_fits_share))
+        if self.best.schedule is not None:
+            self._search_in(self._for_other_orders(self.deadline))
+
+    def _search_in(self, limit: Deadline) -> None:
         if not self.solves_neighborhoods:
-            self._consult(partial(anneal.search, only_starts=True), limit)
+            self._anneal(anneal.WALKERS, limit)
             return
         with ThreadPoolExecutor(1) as pool:
             programs = pool.submit(self._consult, neighborhoods.propose, limit)
-            self._consult(partial(anneal.search, walkers=1, only_starts=True), limit)
+            self._anneal(1, limit)
             limit.stop()  # when annealing gives up, programs find no more either
             programs.result()
 
@@ -276,6 +283,15 @@ class _Policy:
         if walk is not None:
             self.answers.append(walk)
             self.best.offer(walk)
+
+    def _anneal(self, walkers: int, deadline: Deadline) -> None:
+        """Anneal from what is known; where that gives up far from the bound, do it again with other random numbers."""
+        ends, goes_on = math.isfinite(deadline.remaining), True
+        while goes_on:
+            self._consult(partial(anneal.search, walkers=walkers, only_starts=True), deadline)
+            self.seed += 1
+            gap = relative_gap(self.best.time, self.best.global_bound)
+            goes_on = ends and gap > self.settings.anneal_again_gap and not (self.best.is_final or deadline.passed)
 
     def _ask(self, solver: str, deadline: Deadline, share: float = 1.0) -> None:
         """Take over the answer of a solver in a share of the time."""

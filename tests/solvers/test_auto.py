@@ -99,6 +99,26 @@ def test_where_nothing_fits_the_smallest_peak_is_searched_for_as_well(monkeypatc
     assert remaining[0] > 0.4
 
 
+def test_annealing_starts_again_where_it_gives_up_far_from_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def give_up(problem: Problem, *, deadline: Deadline, seed: int, **options: object) -> Proposal:
+        seeds.append(seed)
+        return Proposal(None, "any order")
+
+    def prove_nothing(problem: Problem, *, deadline: Deadline, **options: object) -> Proposal:
+        while not deadline.passed:
+            pass
+        return Proposal(None, "any order")
+
+    monkeypatch.setattr(auto.anneal, "search", give_up)
+    monkeypatch.setattr(auto.ilp, "propose", prove_nothing)
+    with FakeClock(seconds_per_look=0.01):
+        sc.solve(conv_net(5), "60%", time_limit=8.0)
+    assert len(seeds) > 2  # once beside the proof, and once after it
+    assert len(set(seeds)) == len(seeds)
+
+
 def test_no_other_order_is_searched_for_if_it_could_save_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_the_given_order(monkeypatch)
     graph = branches(6)
