@@ -24,9 +24,12 @@ MOST_OPERATIONS = 20_000
 MOST_PROGRAMS = 100
 PROGRAM_SHARE = 0.95
 """Share of the remaining time for one integer program; its bound holds even if it is stopped early."""
-SHARED_PROGRAM_SHARE = 0.5
-"""The same while the other order needs programs too."""
+SHARED_PROGRAM_SHARE, AGREED_PROGRAM_SHARE = 0.3, 0.7
+"""The same for the input order while the other one needs programs too, and while its last program was one for both."""
 LEAST_PROGRAM_SECONDS = 1.0
+REPAIR_SHARE, MOST_REPAIRED = 0.2, 3_000
+"""Share of the remaining time to make a point that does not fit one that does, and most operations of a graph where
+that is tried: in larger ones it takes as long as a program."""
 INPUT_FACTOR, IDLE_FACTOR = 3.0, 2.0
 """When the two orders take turns, time for the input order counts so many times, since its bound holds for fewer
 schedules; and so does time that did not raise a bound."""
@@ -107,7 +110,8 @@ class _Search:
 
     def __init__(self, problem: Problem, deadline: Deadline, most_programs: int, *, repair: bool) -> None:
         self.problem, self.deadline = problem, deadline
-        self.most_programs, self.repair = most_programs, repair
+        self.most_programs = most_programs
+        self.repair = repair and len(problem.graph.operations) <= MOST_REPAIRED
         reduction = Reduction(problem.graph, absorbs=True)
         self.input, self.any = (_Order(problem, reduction, reorder=reorder) for reorder in (False, True))
         self.exceeding: list[Schedule] = []
@@ -181,8 +185,9 @@ class _Search:
     def _raise_bound(self, order: _Order) -> None:
         """Solve a program for an order, and take over its bound and its schedule."""
         search, began, known = order.search, clock.now(), order.bound
-        is_alone = order is self.any or not self._needs_any_order()
-        share = PROGRAM_SHARE if is_alone else SHARED_PROGRAM_SHARE
+        share = PROGRAM_SHARE
+        if order is self.input and self.problem.reorder and not self._is_done(self.any):
+            share = AGREED_PROGRAM_SHARE if self._do_orders_agree() else SHARED_PROGRAM_SHARE
         limit = (self._end or self.deadline).within(max(LEAST_PROGRAM_SECONDS, share * self.deadline.remaining))
         schedule = search.raise_bound(limit, self._slack(order))
         order.programs += 1
@@ -220,8 +225,9 @@ class _Search:
         greedy = GreedySearch(self.problem.graph, self.problem.budget_bytes)
         for cut, kept in zip(self.input.search.cuts, self.input.search.live, strict=True):
             greedy.evict_across(cut, kept)
-        greedy.fit(self.deadline)
-        greedy.restore(self.deadline)
+        limit = self.deadline.within(REPAIR_SHARE * self.deadline.remaining)
+        greedy.fit(limit)
+        greedy.restore(limit)
         self._keep_if_better(greedy.schedule(), self.input)
 
     def _keep_if_better(self, schedule: Schedule, order: _Order) -> bool:
