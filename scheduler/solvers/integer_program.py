@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import pulp
@@ -19,6 +20,8 @@ import pulp
 from scheduler.solvers.deadline import Deadline
 
 Terms = Iterable[tuple[pulp.LpVariable, float]]
+Row = tuple[Sequence[tuple[pulp.LpVariable, float]], float]
+"""Sum of coefficient x variable, and its least value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,27 @@ class MilpResult:
     objective: float
 
 
+@dataclass(frozen=True)
+class Relaxed:
+    """The solution of a linear relaxation; the variables hold its point.
+
+    Attributes
+    ----------
+    objective : float
+    prices : list of float
+        By how much the objective falls per unit of the limit of each row that was asked for.
+    binding : list
+        Keys of the added rows that hold with equality.
+    """
+
+    objective: float
+    prices: list[float]
+    binding: list[Any]
+
+
 ROWS_PER_SECOND = 20_000
 """Rough speed of the presolve of HiGHS, which cannot be interrupted."""
+TOLERANCE = 1e-6
 ROWS_PER_LOOK = 32
 """While rows are added, the clock is read once for so many."""
 
@@ -112,11 +134,20 @@ class IntegerProgram:
                 return self._minimize_cbc(deadline, absolute_gap)
         return MilpResult(False, False, -math.inf, math.inf)
 
-    def relax(self, deadline: Deadline, rows: str) -> tuple[float, list[float]] | None:
-        """Solve the LP relaxation; return its objective, and by how much it falls per unit of each row's limit.
+    def relax(
+        self,
+        deadline: Deadline,
+        rows: str,
+        broken: Iterable[Mapping[Any, Row]] = (),
+        *,
+        least_part: float = 0.0,
+    ) -> Relaxed | None:
+        """Solve the LP relaxation, and return the prices of rows whose names begin with a text, in their order.
 
-        The rows are those whose names begin with a text, in the order in which they were added. Returns None if no
-        point was found in time, or if HiGHS, which supplies the duals, is missing.
+        `broken` yields rows, with keys, that the variables' values break; they are added, and the relaxation is solved
+        again, until they raise the objective by at most `least_part` of what all have raised it by. Those that then
+        hold with equality stay in the program. Returns None if no point was found in time, or if HiGHS, which supplies
+        the duals, is missing.
         """
         solver = pulp.HiGHS(mip=False, msg=False, timeLimit=max(0.01, deadline.remaining), threads=1)
         if not self._is_complete or not self._variables or not solver.available():
@@ -126,7 +157,41 @@ class IntegerProgram:
             self.problem.solve(solver)
         if self.problem.sol_status != pulp.LpSolutionOptimal:
             return None
-        return self._objective(), [max(0.0, -row.pi) for row in self._rows if row.name.startswith(rows)]
+        added: dict[Any, Row] = {}
+        first = before = objective = self._objective()
+        for found in broken:
+            added.update(found)
+            if deadline.passed or not self._relax_again(list(found.values()), deadline):
+                break
+            before, objective = objective, self._objective()
+            if objective - before <= least_part * (objective - first):
+                break
+        binding = [key for key, (terms, least) in added.items() if _value(terms) <= least + TOLERANCE]
+        with suppress(TimeIsUpError):
+            for key in binding:
+                self.at_least("added", *added[key])
+        return Relaxed(objective, [max(0.0, -row.pi) for row in self._rows if row.name.startswith(rows)], binding)
+
+    def _relax_again(self, rows: Sequence[Row], deadline: Deadline) -> bool:
+        """Solve the last LP relaxation with further rows, starting from its solution; return whether that succeeded."""
+        from highspy import HighsModelStatus, kHighsInf
+
+        model = self.problem.solverModel
+        starts = list(accumulate((len(terms) for terms, _ in rows), initial=0))
+        columns = [variable.index for terms, _ in rows for variable, _ in terms]
+        coefficients = [coefficient for terms, _ in rows for _, coefficient in terms]
+        limits, no_limits = [least for _, least in rows], [kHighsInf] * len(rows)
+        model.addRows(len(rows), limits, no_limits, starts[-1], starts[:-1], columns, coefficients)
+        model.setOptionValue("time_limit", model.getRunTime() + max(0.01, deadline.remaining))
+        model.run()
+        if model.getModelStatus() != HighsModelStatus.kOptimal:
+            return False
+        solution = model.getSolution()
+        for variable, value in zip(self._variables, solution.col_value, strict=True):
+            variable.varValue = value
+        for row, price in zip(self._rows, solution.row_dual, strict=False):
+            row.pi = price
+        return True
 
     def _constant(self) -> MilpResult:
         # Without variables each row reads 0 >= limit or 0 <= limit; PuLP keeps -limit as its constant.
@@ -186,7 +251,7 @@ class IntegerProgram:
         return MilpResult(found, False, bound, self._objective() if found else math.inf)
 
     def _objective(self) -> float:
-        return math.fsum(cost * (variable.varValue or 0.0) for variable, cost in self.cost)
+        return _value(self.cost)
 
     def _variable(self, name: str, cost: float, category: str) -> pulp.LpVariable:
         # PuLP sorts variables by name: numbered names keep them in the order of creation.
@@ -210,6 +275,10 @@ def _cbc(**options: object) -> pulp.LpSolver:
         # PuLP 3 ships CBC under this name; PuLP 4, which will not, is outside the range that we allow.
         warnings.simplefilter("ignore", DeprecationWarning)
         return pulp.PULP_CBC_CMD(**options)
+
+
+def _value(terms: Terms) -> float:
+    return math.fsum(coefficient * (variable.varValue or 0.0) for variable, coefficient in terms)
 
 
 def is_set(variable: pulp.LpVariable) -> bool:

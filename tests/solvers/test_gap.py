@@ -64,7 +64,7 @@ def test_ilp_solves_fewer_programs_if_a_gap_is_enough(monkeypatch: pytest.Monkey
         return minimize(self, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(IntegerProgram, "minimize", count)
-    graph = conv_net(5)
+    graph = conv_net(6)
     exact = sc.solve(graph, "60%", solver="ilp", reorder=False)
     programs = len(solved)
     solved.clear()

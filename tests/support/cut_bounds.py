@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import scheduler as sc
 from scheduler.problem import Problem
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.path_rows import relax
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
 from scheduler.solvers.ilp.relaxation import CutRelaxation
@@ -37,9 +38,11 @@ def check_cut_bounds(data: st.DataObject, graph: sc.Graph) -> None:
             for absorbs in (False, True)
         ]
         if relaxed:
-            lines = [program.relaxed(Deadline(20)) for program in programs]
+            lines = [relax(program, Deadline(20)) for program in programs]
             assert all(line is None or line[0] <= least for line in lines)
         else:
+            for program in programs if data.draw(st.booleans(), label="rows over paths") else ():
+                relax(program, Deadline(20), 0.0)
             plain, absorbed = (program.solve(Deadline(20)).bound for program in programs)
             assert plain <= least
             assert absorbed == plain

@@ -260,7 +260,7 @@ class Program:
         That is 0 and no calls if nothing is found in time.
         """
         found = self.program.relax(deadline, "memory") if self.added else None
-        return (0.0, {}) if found is None else (max(0.0, found[0]) * self.time_unit, self._regions())
+        return (0.0, {}) if found is None else (max(0.0, found.objective) * self.time_unit, self._regions())
 
     def minimize(self, deadline: Deadline, *, absolute_gap: float) -> tuple[MilpResult, Regions]:
         """Solve the program with the points added so far; return the result, and the calls to recompute.

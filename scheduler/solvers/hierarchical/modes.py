@@ -13,6 +13,7 @@ from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.decoding import decode
 from scheduler.solvers.ilp.frontier import CutFrontier
+from scheduler.solvers.ilp.path_rows import tighten
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutRelaxation
 
@@ -127,7 +128,9 @@ class BlockModes:
                 return
             limit = max(mode.saved_bytes, int(_PEAK_RATIO * limit))
             cuts = dict.fromkeys([*cuts, peak], limit) | {self.cut.task: cuts[self.cut.task]}
-            answer = self._program(cuts).solve(deadline)
+            program = self._program(cuts)
+            tighten(program, deadline)
+            answer = program.solve(deadline)
             if answer.live is None:
                 return
             mode = self._add(decode(self.graph, sorted(cuts), answer.live))

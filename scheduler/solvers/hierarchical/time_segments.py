@@ -21,6 +21,7 @@ from scheduler.schedule import Schedule, first_runs
 from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.decoding import decode
+from scheduler.solvers.ilp.path_rows import tighten
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation
 from scheduler.solvers.ilp.solver import MOST_OPERATIONS
@@ -120,6 +121,7 @@ class TimeSegments:
 
     def _solve(self, program: CutRelaxation, deadline: Deadline, slack: float) -> CutAnswer:
         share = deadline.within(_PROGRAM_SHARE * deadline.remaining)
+        tighten(program, share)
         return program.solve(share, max(slack, self.problem.gap) * self.problem.least_time)
 
     def _decode(self, answer: CutAnswer) -> Schedule | None:
@@ -140,7 +142,7 @@ class TimeSegments:
             cut = graph.index.tasks[task][0]
             reads = _first_reads(graph, program.reduction.inputs, cut, kept)
             length = len(graph.operations) - cut
-            for i, variable in program.recomputed[k, k + 1].items():
+            for i, variable in program.recomputed[k].items():
                 factor[variable.name] = 1.0 - _PREFERENCE * (reads[i] - cut) / length
         costs = program.program.cost
         costs[:] = [(variable, cost * factor.get(variable.name, 1.0)) for variable, cost in costs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
 
@@ -14,9 +14,10 @@ from scheduler.schedule import Schedule, first_runs
 from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.ilp.decoding import decode, first_run_order
+from scheduler.solvers.ilp.path_rows import CLOSE_PART, RELAXED_SHARE, relax, tighten
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
-from scheduler.solvers.ilp.relaxation import CutRelaxation
+from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation, PathRow
 
 MOST_CUTS = 24
 """Largest number of cuts of one program."""
@@ -43,6 +44,12 @@ SHORT_SHARE, GROWTH = 0.1, 3
 for each so many; otherwise it has one more."""
 LEAST_WHOLE, MOST_WHOLE, WHOLE_WORK = 50, 100, 30_000
 """`most_whole` of programs with more than one cut: between these two, about the last one over the number of tasks."""
+ROUGH_PART = 0.5
+"""Moments are priced in a relaxation with rows over paths until these raise it by less than this part of what all have,
+and those that then have a price once more, as closely as a program is relaxed."""
+LEAST_RELAXED = 0.97
+"""A program is solved if its relaxation adds at least this share of what that of the priced moments adds to the time
+of the plain step; otherwise it gets more cuts."""
 LEAST_GAIN = 1e-6
 """A program that raises the bound by this share has paid."""
 
@@ -54,7 +61,8 @@ class CutSearch:
     cuts of the best one so far and those moments where the schedule of its point exceeds the
     budget; or those with the highest prices in a linear relaxation with cuts at many moments at
     once: where known schedules need most memory, the largest working sets, and where points have
-    exceeded the budget. The two ways take turns as long as both raise the bound.
+    exceeded the budget. The two ways take turns as long as both raise the bound. Programs that take
+    too long decide at fewer of their cuts what is kept: at the others, in part.
 
     Parameters
     ----------
@@ -86,22 +94,26 @@ class CutSearch:
         self._moments: list[int] = []
         self._prices: dict[int, float] = {}
         self._tried: set[tuple[int, ...]] = set()
+        self._relaxed = 0.0
+        """The bound of the relaxation that priced the moments."""
+        self._paths: dict[PathRow, None] = {}
+        """Rows of earlier programs."""
+        self._whole = MOST_CUTS
+        """At so many cuts of the next program, tensors are kept or not; at the others, also in part."""
         self._goes_by_price = precedence.reorder
 
     def raise_bound(self, deadline: Deadline, slack: float = 0.0) -> Schedule | None:
         """Solve a program with further cuts; return the schedule of its point, if it has one."""
-        chain = self._next_chain(deadline)
-        if chain is None or deadline.passed:
-            self.is_exhausted = chain is None
-            return None
-        self._tried.add(tuple(chain))
         began, known = clock.now(), self.bound
-        answer = self._program(chain, deadline).solve(deadline, slack)
+        program = self._next_program(deadline)
+        if program is None:
+            return None
+        answer = program.solve(deadline, slack)
         self.bound = max(self.bound, answer.bound)
-        self.cuts, self.live = chain, answer.live or ()
-        if not answer.exact:
-            self._most = len(chain)
+        chain = self.cuts = program.cuts
+        self.live = answer.live or ()
         is_short = clock.now() - began <= SHORT_SHARE * deadline.remaining
+        self._choose_whole(len(chain), answer, is_short=is_short)
         self._step = 2 + len(chain) // GROWTH if is_short else 1
         has_paid = self.bound > known * (1 + LEAST_GAIN) or not self._best
         if has_paid or not self._goes_by_price:
@@ -116,6 +128,37 @@ class CutSearch:
             self._best, self._exceeded = chain, exceeded
         self._add(exceeded)
         return schedule
+
+    def _next_program(self, deadline: Deadline) -> CutRelaxation | None:
+        """Return the next program: one whose relaxation bounds nearly as well as that of all moments with a price."""
+        least = self.problem.least_time
+        while not deadline.passed:
+            chain = self._next_chain(deadline)
+            if chain is None:
+                self.is_exhausted = True
+                return None
+            self._tried.add(tuple(chain))
+            whole = sorted(chain, key=lambda task: -self._prices.get(task, 0.0))[: self._whole]
+            program = self._program(chain, deadline, whole)
+            relaxed = tighten(program, deadline)
+            self._paths.update(program.paths)
+            if relaxed is None or len(chain) >= len(self._dearest()):
+                return program
+            self.bound = max(self.bound, relaxed)
+            if relaxed - least >= LEAST_RELAXED * (self._relaxed - least):
+                return program
+            self._step = len(chain) - len(self._best) + max(1, len(chain) // 2)
+        return None
+
+    def _choose_whole(self, cuts: int, answer: CutAnswer, *, is_short: bool) -> None:
+        """Choose at how many cuts tensors are kept or not: at half as many after a program that takes too long."""
+        whole = min(self._whole, cuts)
+        if answer.exact:
+            self._whole = max(self._whole, 2 * whole) if is_short else self._whole
+        elif whole > 1:
+            self._whole = whole // 2
+        else:
+            self._most = cuts
 
     def _next_chain(self, deadline: Deadline) -> list[int] | None:
         """Return the cuts of the next program; None if there is nothing to try."""
@@ -220,16 +263,27 @@ class CutSearch:
     def _find_prices(self, deadline: Deadline) -> None:
         if not self._prices:
             self._add((*self._best, *self._exceeded, *self._first_moments()))
-        found = self._program(self._moments, deadline).relaxed(deadline)
         self._prices = dict.fromkeys(self._moments, 0.0)
-        if found is None:
-            return
-        bound, prices = found
-        self.bound = max(self.bound, bound)
-        least = LEAST_PRICE * math.fsum(prices)
-        self._prices.update({t: price for t, price in zip(self._moments, prices, strict=True) if price > least})
+        prices = self._relax(self._moments, deadline, ROUGH_PART)
+        if 0 < len(prices) < len(self._moments):
+            prices = self._relax(list(prices), deadline.within(RELAXED_SHARE * deadline.remaining)) or prices
+        self._prices.update(prices)
 
-    def _program(self, chain: list[int], deadline: Deadline) -> CutRelaxation:
+    def _relax(self, cuts: list[int], deadline: Deadline, least_part: float = CLOSE_PART) -> dict[int, float]:
+        """Raise the bound by a relaxation, and return the cuts that have a price in it, and their prices."""
+        program = self._program(cuts, deadline)
+        found = relax(program, deadline, least_part)
+        self._paths.update(program.paths)
+        if found is None:
+            return {}
+        bound, prices = found
+        self.bound, self._relaxed = max(self.bound, bound), max(self._relaxed, bound)
+        least = LEAST_PRICE * math.fsum(prices)
+        return {cut: price for cut, price in zip(cuts, prices, strict=True) if price > least}
+
+    def _program(self, chain: list[int], deadline: Deadline, whole_cuts: Container[int] | None = None) -> CutRelaxation:
         problem, budgets = self.problem, [self.problem.budget_bytes] * len(chain)
         whole = max(LEAST_WHOLE, min(MOST_WHOLE, WHOLE_WORK // self.precedence.tasks)) if len(chain) > 1 else None
-        return CutRelaxation(problem.graph, self.precedence, chain, budgets, deadline, self.reduction, whole)
+        return CutRelaxation(
+            problem.graph, self.precedence, chain, budgets, deadline, self.reduction, whole, self._paths, whole_cuts
+        )

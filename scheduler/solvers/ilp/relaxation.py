@@ -9,16 +9,15 @@ need no variables of their own.
 
 Rows are written so that the linear relaxation of a program with one cut is nearly integral: with
 the sums S + R + (1 - Y) and R + (1 - Y) as variables, all rows but that of the bytes and those
-of views compare two variables.
+of views compare two variables. Those of programs with more cuts need further rows: `path_rows`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import combinations
 
 import pulp
 
@@ -26,12 +25,9 @@ from scheduler.graph import Graph
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.precedence import Precedence, bits
 from scheduler.solvers.ilp.reduction import Reduction
-from scheduler.solvers.integer_program import IntegerProgram, MilpResult, TimeIsUpError, is_set
+from scheduler.solvers.integer_program import IntegerProgram, MilpResult, Row, TimeIsUpError, is_set
 from scheduler.solvers.scaling import byte_units, time_units
 
-MOST_SPAN = 2
-"""Recomputations are summed up over at most so many intervals between neighboring cuts: with all pairs of many
-cuts, programs would be much larger and their relaxations little tighter."""
 SMALL_SHARE, KEPT_PART = 0.03, 0.05
 """Tensors of less than this share of the budget may be kept in part, if that is asked for; a point counts those as
 live of which it keeps more than the second share."""
@@ -71,6 +67,27 @@ class CutAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class PathRow:
+    """A row of a program: sum of S over the path + runs of its last tensor's producers >= need.
+
+    Attributes
+    ----------
+    first, last : int
+        Tasks of the two cuts; -1 for the end of the step.
+    tensors : tuple of int
+        The path: the producer of each reads the next.
+    reader : int
+        The operation whose first run between the cuts reads the first of the tensors; -1 if this is live at the last
+        cut.
+    """
+
+    first: int
+    last: int
+    tensors: tuple[int, ...]
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Sum:
     """A linear expression."""
 
@@ -83,6 +100,15 @@ class _Sum:
 
 
 _ZERO, _ONE = _Sum(), _Sum(constant=1.0)
+
+
+def _at_least(row: _Sum, demand: _Sum) -> Row:
+    """Return row >= demand as terms and the least value of their sum."""
+    difference = row.plus(demand, -1.0)
+    terms: dict[pulp.LpVariable, float] = {}
+    for variable, coefficient in difference.terms:
+        terms[variable] = terms.get(variable, 0.0) + coefficient
+    return list(terms.items()), -difference.constant
 
 
 def _term(variable: pulp.LpVariable) -> _Sum:
@@ -108,6 +134,15 @@ class CutRelaxation:
     most_whole : int, optional
         At each cut, small tensors beyond so many larger ones may be kept in part: the program is
         then solved sooner, and bounds hardly less. By default every tensor is kept or not.
+    paths : iterable of PathRow, optional
+        Rows of other programs; those between cuts of this one are added.
+    whole_cuts : container of int, optional
+        At other cuts, all tensors may be kept in part, and tasks may have run in part. By default at none.
+
+    Attributes
+    ----------
+    paths : dict of PathRow to None
+        The rows over paths that the program has.
 
     Bytes are rounded in the schedule's favor, so the bound is valid; simulation decides whether
     a schedule fits.
@@ -122,6 +157,8 @@ class CutRelaxation:
         deadline: Deadline | None = None,
         reduction: Reduction | None = None,
         most_whole: int | None = None,
+        paths: Iterable[PathRow] = (),
+        whole_cuts: Container[int] | None = None,
     ) -> None:
         self.graph, self.index, self.cuts = graph, graph.index, list(cuts)
         self.precedence = precedence
@@ -137,17 +174,18 @@ class CutRelaxation:
         self.first_run: dict[int, pulp.LpVariable] = {}
         self.has_run: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
         self.saved: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
-        self.recomputed: dict[tuple[int, int], dict[int, pulp.LpVariable]] = {(-1, 0): {}}
-        """From one cut to a later one: -1 is the start, and the number of cuts the end."""
+        self.recomputed: dict[int, dict[int, pulp.LpVariable]] = {k: {} for k in range(-1, len(cuts))}
+        """Between a cut and the next: -1 is the start."""
         # The least R is integral where S and Y are, unless an operation may stand for another or never run.
         self._continuous = all(len(task) == 1 for task in self.index.tasks) and (
             not precedence.reorder or len(self.reduction.necessary) == len(self.index.tasks)
         )
         self._most_whole = most_whole
-        pairs = combinations(range(len(budgets) + 1), 2)
-        self._spans = sorted((p for p in pairs if p[1] - p[0] <= MOST_SPAN), key=lambda pair: pair[1] - pair[0])
+        self._is_whole = [whole_cuts is None or cut in whole_cuts for cut in cuts]
+        self._least = 0.0
+        self.paths: dict[PathRow, None] = {}
         with suppress(TimeIsUpError):
-            self._build(budgets)
+            self._build(budgets, paths)
 
     def solve(self, deadline: Deadline, slack: float = 0.0, target: float = -math.inf) -> CutAnswer:
         """Minimize the time by the deadline.
@@ -158,7 +196,7 @@ class CutRelaxation:
         result: MilpResult = self.program.minimize(deadline, absolute_gap=slack, target=goal)
         if result.infeasible:
             return CutAnswer(math.inf, None, math.inf, exact=True)
-        least = self.constant + max(0.0, result.bound)
+        least = max(self._least, self.constant + result.bound)
         if all(time.is_integer() for time in self.times):
             # Every schedule takes an integer number of units: rounding up undoes the loss to tolerances.
             least = math.ceil(least - 1e-4)
@@ -178,18 +216,24 @@ class CutRelaxation:
             tuple(frozenset(self._have_run(k)) for k in range(len(self.cuts))),
         )
 
-    def relaxed(self, deadline: Deadline) -> tuple[float, list[float]] | None:
+    def relaxed(
+        self, deadline: Deadline, broken: Iterable[Iterable[PathRow]] = (), least_part: float = 0.0
+    ) -> tuple[float, list[float]] | None:
         """Return a lower bound on the time, and the largest saving per additional byte at each cut.
 
         With one cut, the two define a line that is a lower bound for every budget. None if no line was found.
+        `broken` yields rows over paths that the variables' values break; they are added until they raise the bound by
+        at most `least_part` of what all have raised it by. Those that then hold with equality stay in the program.
         """
-        found = self.program.relax(deadline, "bytes_")
+        rows = ({path: self._row(path) for path in paths} for paths in broken)
+        found = self.program.relax(deadline, "bytes_", rows, least_part=least_part)
         if found is None:
             return None
-        value, prices = found
+        self.paths.update(dict.fromkeys(found.binding))
         unit = self.time_scale / self.byte_scale
         # Subtract what the solver's tolerances may have added.
-        return (self.constant + value * (1 - 1e-9)) * self.time_scale, [price * unit for price in prices]
+        self._least = max(self._least, self.constant + found.objective * (1 - 1e-9))
+        return self._least * self.time_scale, [price * unit for price in found.prices]
 
     def _have_run(self, k: int) -> Iterator[int]:
         """Yield the tasks without precedence to a cut's that have run before it."""
@@ -201,18 +245,20 @@ class CutRelaxation:
                 for member in self.merged[k].members.get(self.index.tasks[number][0], ()):
                     yield self.index.task_of[member]
 
-    def _build(self, budgets: Sequence[int]) -> None:
+    def _build(self, budgets: Sequence[int], paths: Iterable[PathRow]) -> None:
         self._add_first_runs()
         for k in range(len(budgets)):
             self._add_order(k)
             self._add_tensors(k, budgets[k])
-        for k, end in self._spans:
-            self._add_recomputed(k, end)
+        for k in range(len(budgets)):
+            self._add_recomputed(k)
         for k, budget in enumerate(budgets):
             self._add_bytes(k, budget)
-        self._add_flow(-1, 0, set())
-        for k, end in self._spans:
-            self._add_flow(k, end, self._add_reads(k, end))
+        self._add_flow(-1, set())
+        for k in range(len(budgets)):
+            self._add_flow(k, self._add_reads(k))
+        for path in paths:
+            self._add_path(path)
 
     def _add_first_runs(self) -> None:
         """A[o]: operation o is its task's first run; needed where a task has alternatives or is not necessary."""
@@ -225,7 +271,7 @@ class CutRelaxation:
                 self.first_run[i] = self.program.binary("first", self.times[i])
                 if self.before[0] >> number & 1 and self.graph.operations[i].repeatable:
                     # Recomputations before the first cut matter only for such tasks.
-                    self.recomputed[-1, 0][i] = self.program.binary("recomputed_0", self.times[i])
+                    self.recomputed[-1][i] = self.program.binary("recomputed_0", self.times[i])
             terms = [(self.first_run[i], 1.0) for i in task]
             if number in self.reduction.necessary:
                 # A necessary task has exactly one first run.
@@ -239,18 +285,19 @@ class CutRelaxation:
         for number in bits(~known & (1 << len(self.index.tasks)) - 1):
             i = self.index.tasks[number][0]
             if i not in self.first_run and not self.reduction.folded[i] and i not in merged.lead:
-                self.has_run[k][number] = self.program.binary(f"has_run_{k}")
+                make = self.program.binary if self._is_whole[k] else self.program.fraction
+                self.has_run[k][number] = make(f"has_run_{k}")
         for number, variable in self.has_run[k].items():
             i, mine = self.index.tasks[number][0], _term(variable)
             for member in (i, *merged.members.get(i, ())) if k > 0 else ():
-                earlier = self._state(k - 1, self.index.task_of[member])
+                earlier = self.state(k - 1, self.index.task_of[member])
                 if earlier is not None and earlier.terms:
                     self._at_least(f"still_{k}", mine, earlier)
-            for source in {self._state(k, self.reduction.task_of(tensor)) for tensor in self._inputs(k, i)}:
+            for source in {self.state(k, self.reduction.task_of(tensor)) for tensor in self.inputs(k, i)}:
                 if source is not None and source.terms:
                     self._at_least(f"order_{k}", source, mine)
 
-    def _inputs(self, k: int, i: int) -> list[int]:
+    def inputs(self, k: int, i: int) -> list[int]:
         """Return what an operation reads that runs after cut k together with those that it has absorbed."""
         return self.merged[k].inputs.get(i, self.reduction.inputs[i])
 
@@ -267,16 +314,11 @@ class CutRelaxation:
         largest = sorted(found.values(), reverse=True)
         whole = min(small, largest[self._most_whole]) if self._most_whole and self._most_whole < len(found) else 0
         for tensor, size in found.items():
-            make = self.program.fraction if size < whole else self.program.binary
+            make = self.program.binary if self._is_whole[k] and size >= whole else self.program.fraction
             self.saved[k][tensor] = make(f"saved_{k}")
 
-    def _add_recomputed(self, k: int, end: int) -> None:
-        """R[o,k,l]: operation o runs again between cuts k and l; only runs between neighboring cuts cost time.
-
-        Without those across cuts, a relaxed program would recompute a half in each of two
-        intervals from half of the inputs, and further cuts would weaken it.
-        """
-        self.recomputed[k, end] = recomputed = {}
+    def _add_recomputed(self, k: int) -> None:
+        """R[o,k]: operation o runs again between cut k and the next."""
         merged = self.merged[k]
         tasks = [*bits(self.before[k]), *self.has_run[k]]
         if len(self.index.tasks[self.cuts[k]]) > 1:
@@ -285,16 +327,9 @@ class CutRelaxation:
         for i in (i for number in tasks for i in self.index.tasks[number]):
             together = [i, *merged.members.get(i, ())]
             may_repeat = all(self.graph.operations[member].repeatable for member in together)
-            if self.reduction.folded[i] or i in merged.lead or not may_repeat:
-                continue
-            if end == k + 1:
+            if may_repeat and not (self.reduction.folded[i] or i in merged.lead):
                 make = self.program.fraction if self._continuous else self.program.binary
-                recomputed[i] = make(f"recomputed_{k}", sum(self.times[member] for member in together))
-            else:
-                recomputed[i] = self.program.fraction(f"recomputed_{k}_{end}")
-                steps = [self.recomputed[j, j + 1].get(self.merged[j].lead.get(i, i)) for j in range(k, end)]
-                terms = [(step, 1.0) for step in steps if step is not None]
-                self.program.at_least(f"again_{k}_{end}", [*terms, (recomputed[i], -1.0)], 0)
+                self.recomputed[k][i] = make(f"recomputed_{k}", sum(self.times[member] for member in together))
 
     def _add_bytes(self, k: int, budget: int) -> None:
         """Live storages, the outputs of the cut's operation and its workspace fit the budget."""
@@ -349,46 +384,55 @@ class CutRelaxation:
     def _produced_bytes(self, i: int) -> int:
         return self.index.allocated_bytes[i] + self.graph.operations[i].workspace_bytes
 
-    def _add_reads(self, k: int, end: int) -> set[int]:
-        """What runs between two cuts finds its inputs: live, recomputed, or first computed in between.
+    def _add_reads(self, k: int) -> set[int]:
+        """What runs between a cut and the next finds its inputs: live, recomputed, or first computed in between.
 
         Returns the tensors that every schedule reads there.
         """
         reads = [
             (tensor, demand)
-            for inputs, demand in self._demands(k, end)
+            for inputs, demand in self._demands(k)
             for tensor in self.reduction.with_bases(inputs)
             if tensor in self.saved[k]
         ]
         required = {tensor for tensor, demand in reads if demand == _ONE}
-        if end == len(self.cuts):
+        if k + 1 == len(self.cuts):
             required |= self.reduction.results & self.saved[k].keys()
         for tensor in sorted(required):
-            self._at_least(f"required_{k}", self._available(tensor, k, end), _ONE)
+            self._at_least(f"required_{k}", self._available(tensor, k), _ONE)
         for tensor, demand in reads:
             if tensor not in required:
-                self._at_least(f"read_{k}", self._available(tensor, k, end), demand)
+                self._at_least(f"read_{k}", self._available(tensor, k), demand)
         return required
 
-    def _demands(self, k: int, end: int) -> Iterator[tuple[list[int], _Sum]]:
-        """Yield what operations read, and how often (0 or 1) each operation runs between two cuts."""
-        for i, recomputed in self.recomputed[k, end].items():
+    def _demands(self, k: int) -> Iterator[tuple[list[int], _Sum]]:
+        """Yield what operations read, and how often (0 or 1) each operation runs between a cut and the next."""
+        for i, recomputed in self.recomputed[k].items():
             if self.index.task_of[i] not in self.has_run[k]:
-                yield self._inputs(k, i), _term(recomputed)
+                yield self.inputs(k, i), _term(recomputed)
         for number in self.has_run[k]:
             i = self.index.tasks[number][0]
-            demand = self._first_run_between(number, k, end)
-            if i in self.recomputed[k, end]:
-                demand = demand.plus(_term(self.recomputed[k, end][i]))
-            yield self._inputs(k, i), demand
+            demand = self._first_run_between(number, k, k + 1)
+            if i in self.recomputed[k]:
+                demand = demand.plus(_term(self.recomputed[k][i]))
+            yield self.inputs(k, i), demand
         for number in bits(self.after[k]):
-            then = self._state(end, number)
-            if then is None or then == _ZERO:
-                continue
             for i in self.index.tasks[number]:
-                yield self.reduction.inputs[i], _term(self.first_run[i]) if i in self.first_run else then
+                demand = self._first_read(i, k, k + 1)
+                if demand != _ZERO:
+                    yield self.reduction.inputs[i], demand
 
-    def _state(self, k: int, number: int) -> _Sum | None:
+    def _first_read(self, i: int, k: int, end: int) -> _Sum:
+        """Return whether an operation reads its inputs for its task's first run, and this is between two cuts."""
+        number = self.index.task_of[i]
+        if number in self.has_run[k]:
+            return self._first_run_between(number, k, end)
+        then = self.state(end, number)
+        if then is None or then == _ZERO:
+            return _ZERO
+        return _term(self.first_run[i]) if i in self.first_run else then
+
+    def state(self, k: int, number: int) -> _Sum | None:
         """Return whether a task has run before cut k (the end, after the last), or None if the program does not say."""
         if k == len(self.cuts) or self.before[k] >> number & 1:
             return _ONE
@@ -400,35 +444,55 @@ class CutRelaxation:
 
     def _first_run_between(self, number: int, k: int, end: int) -> _Sum:
         """Return whether a task without precedence to the cut's first runs between two cuts."""
-        then = self._state(end, number)
+        then = self.state(end, number)
         assert then is not None
         return then.plus(_term(self.has_run[k][number]), -1.0)
 
-    def _available(self, tensor: int, k: int, end: int) -> _Sum:
-        """Return the sum of: live at cut k, recomputed between the cuts, first computed between them."""
-        recomputed = self.recomputed[k, end]
-        row = _term(self.saved[k][tensor])
-        for i in self.index.producers[tensor]:
-            if i in recomputed:
-                row = row.plus(_term(recomputed[i]))
+    def _available(self, tensor: int, k: int) -> _Sum:
+        """Return the sum of: live at cut k, recomputed before the next, first computed before the next."""
+        return _term(self.saved[k][tensor]).plus(self._runs(tensor, k, k + 1))
+
+    def _runs(self, tensor: int, k: int, end: int) -> _Sum:
+        """Return how often what produces a tensor runs between two cuts."""
+        producers = self.index.producers[tensor]
+        steps = (self.recomputed[j].get(self.merged[j].lead.get(i, i)) for j in range(k, end) for i in producers)
+        row = _Sum(tuple((step, 1.0) for step in steps if step is not None))
         number = self.reduction.task_of(tensor)
         return row.plus(self._first_run_between(number, k, end)) if number in self.has_run[k] else row
 
-    def _at_least(self, name: str, row: _Sum, demand: _Sum) -> None:
-        difference = row.plus(demand, -1.0)
-        terms: dict[pulp.LpVariable, float] = {}
-        for variable, coefficient in difference.terms:
-            terms[variable] = terms.get(variable, 0.0) + coefficient
-        self.program.at_least(name, terms.items(), -difference.constant)
+    def _add_path(self, path: PathRow) -> None:
+        """Add the row of a path if the program has its cuts, and others between them."""
+        if path.first in self.cuts and (path.last < 0 or path.last in self.cuts):
+            k, end = self._ends(path)
+            if end > k + 1:
+                self.program.at_least("path", *self._row(path))
+                self.paths[path] = None
 
-    def _add_flow(self, k: int, end: int, required: set[int]) -> None:
-        """A tensor that is live at a cut was live at an earlier one or has been computed since."""
-        for tensor, saved in self.saved[end].items() if end < len(self.cuts) else ():
+    def _ends(self, path: PathRow) -> tuple[int, int]:
+        return self.cuts.index(path.first), self.cuts.index(path.last) if path.last >= 0 else len(self.cuts)
+
+    def _row(self, path: PathRow) -> Row:
+        """Return the terms and the least value of their sum for a path between two of the program's cuts."""
+        k, end = self._ends(path)
+        row = self._runs(path.tensors[-1], k, end)
+        row = row.plus(_Sum(tuple((self.saved[k][tensor], 1.0) for tensor in path.tensors)))
+        if path.reader >= 0:
+            need = self._first_read(path.reader, k, end)
+        else:
+            need = _ONE if end == len(self.cuts) else _term(self.saved[end][path.tensors[0]])
+        return _at_least(row, need)
+
+    def _at_least(self, name: str, row: _Sum, demand: _Sum) -> None:
+        self.program.at_least(name, *_at_least(row, demand))
+
+    def _add_flow(self, k: int, required: set[int]) -> None:
+        """A tensor that is live at a cut was live at the one before, or has been computed since."""
+        for tensor, saved in self.saved[k + 1].items() if k + 1 < len(self.cuts) else ():
             producers = self.index.producers[tensor]
             if k >= 0 and tensor in self.saved[k]:
                 if tensor not in required:
-                    self._at_least(f"flow_{k}_{end}", self._available(tensor, k, end), _term(saved))
-            elif end == k + 1 and any(i in self.first_run for i in producers):
+                    self._at_least(f"flow_{k}", self._available(tensor, k), _term(saved))
+            elif any(i in self.first_run for i in producers):
                 # A tensor that only some alternatives produce is live only if one of them has run.
-                runs = [of[i] for of in (self.first_run, self.recomputed[k, end]) for i in producers if i in of]
-                self.program.at_most(f"produced_{end}", [(saved, 1.0), *((variable, -1.0) for variable in runs)], 0)
+                runs = [of[i] for of in (self.first_run, self.recomputed[k]) for i in producers if i in of]
+                self.program.at_most(f"produced_{k + 1}", [(saved, 1.0), *((variable, -1.0) for variable in runs)], 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 import scheduler as sc
 from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.path_rows import PathRows, relax
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
-from scheduler.solvers.ilp.relaxation import MOST_SPAN, CutRelaxation
+from scheduler.solvers.ilp.relaxation import CutRelaxation, PathRow
 from tests.support.contract import SMALL_STEPS
 from tests.support.cut_bounds import check_cut_bounds, step_with_a_task_that_may_wait
 from tests.support.examples import examples
@@ -32,16 +35,38 @@ def test_further_cuts_never_weaken_the_relaxed_program(data: st.DataObject, grap
     problem = Problem(graph, 0)
     budget = data.draw(st.integers(problem.floor.bytes, max(problem.floor.bytes, problem.baseline.peak_bytes)))
     precedence = Precedence(graph, reorder=data.draw(st.booleans(), label="reorder"))
-    # Of longer chains, not all pairs of cuts have sums of their own.
-    tasks = st.lists(st.sampled_from(range(len(graph.index.tasks))), min_size=1, max_size=MOST_SPAN, unique=True)
+    tasks = st.lists(st.sampled_from(range(len(graph.index.tasks))), min_size=1, max_size=4, unique=True)
     chain = precedence.chain(data.draw(tasks, label="cuts"))
     fewer = data.draw(st.sets(st.sampled_from(chain), min_size=1), label="fewer")
     some = [cut for cut in chain if cut in fewer]
     more, less = (
-        CutRelaxation(graph, precedence, cuts, [budget] * len(cuts)).relaxed(Deadline(20)) for cuts in (chain, some)
+        relax(CutRelaxation(graph, precedence, cuts, [budget] * len(cuts)), Deadline(20), 0.0, 1e-6)
+        for cuts in (chain, some)
     )
     # No line means that the program has no point, or no variable.
     assert more is None or less is None or more[0] >= less[0] * (1 - 1e-6)
+
+
+@settings(max_examples=examples(100))
+@given(data=st.data(), graph=st.one_of(SMALL_STEPS, thin_graphs()))
+def test_rows_over_paths_cut_off_no_integral_point(data: st.DataObject, graph: sc.Graph) -> None:
+    problem = Problem(graph, 0)
+    budget = data.draw(st.integers(problem.floor.bytes, max(problem.floor.bytes, problem.baseline.peak_bytes)))
+    precedence = Precedence(graph, reorder=data.draw(st.booleans(), label="reorder"))
+    reduction = Reduction(graph, absorbs=data.draw(st.booleans(), label="absorbs"))
+    tasks = st.lists(st.sampled_from(range(len(graph.index.tasks))), min_size=1, max_size=5, unique=True)
+    chain = precedence.chain(data.draw(tasks, label="cuts"))
+
+    def program(paths: Iterable[PathRow] = ()) -> CutRelaxation:
+        return CutRelaxation(graph, precedence, chain, [budget] * len(chain), reduction=reduction, paths=paths)
+
+    point = program()
+    # Any values will do: those at random break more rows than the points of relaxations.
+    random = data.draw(st.randoms(use_true_random=False))
+    for variable in point.program.problem.variables():
+        variable.varValue = random.choice((0.0, 0.5, 1.0))
+    paths = PathRows(point, 0.0).broken()
+    assert program(paths).solve(Deadline(20)).bound == program().solve(Deadline(20)).bound
 
 
 def test_a_task_that_may_run_before_or_after_the_cut_needs_memory_there_either_way() -> None:
