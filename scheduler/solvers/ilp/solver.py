@@ -24,7 +24,7 @@ MOST_OPERATIONS = 20_000
 MOST_PROGRAMS = 100
 PROGRAM_SHARE = 0.95
 """Share of the remaining time for one integer program; its bound holds even if it is stopped early."""
-SHARED_PROGRAM_SHARE, AGREED_PROGRAM_SHARE = 0.3, 0.7
+SHARED_PROGRAM_SHARE, AGREED_PROGRAM_SHARE = 0.5, 0.7
 """The same for the input order while the other one needs programs too, and while its last program was one for both."""
 LEAST_PROGRAM_SECONDS = 1.0
 REPAIR_SHARE, MOST_REPAIRED = 0.2, 3_000
