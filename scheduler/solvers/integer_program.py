@@ -152,7 +152,9 @@ class IntegerProgram:
         solver = pulp.HiGHS(mip=False, msg=False, timeLimit=max(0.01, deadline.remaining), threads=1)
         if not self._is_complete or not self._variables or not solver.available():
             return None
-        self.problem.setObjective(pulp.LpAffineExpression(self.cost))
+        # PuLP leaves out variables that are in no row, and later rows may have them.
+        cost = dict.fromkeys(self._variables, 0.0) | dict(self.cost)
+        self.problem.setObjective(pulp.LpAffineExpression(list(cost.items())))
         with suppress(Exception):
             self.problem.solve(solver)
         if self.problem.sol_status != pulp.LpSolutionOptimal:

@@ -53,6 +53,18 @@ def test_bound_and_objective_meet_at_the_optimum_found_by_enumeration() -> None:
     assert sum(4 + i for i, variable in enumerate(chosen) if is_set(variable)) == result.objective
 
 
+def test_a_relaxation_takes_rows_that_its_point_breaks() -> None:
+    program = IntegerProgram("relaxed")
+    x, y, free = program.fraction("x", 1.0), program.fraction("y", 2.0), program.fraction("free")
+    program.at_least("cover", [(x, 1.0), (y, 1.0)], 1)
+    # x = 1 until the first row; then both are a half, since "free", which no row has had so far, may be 0.
+    rows = [{"half": ([(y, 1.0), (free, -1.0)], 0.5)}, {"loose": ([(x, 1.0), (y, 1.0)], 0.5)}]
+    relaxed = program.relax(Deadline(20), "cover", rows)
+    assert relaxed is not None
+    assert (relaxed.objective, relaxed.binding) == (pytest.approx(1.5), ["half"])
+    assert program.minimize(Deadline(20)).objective == pytest.approx(1.5)
+
+
 def test_an_infeasible_program_is_distinguished_from_one_out_of_time() -> None:
     program, _ = knapsack(4)
     program.at_most("nothing", [(variable, 1.0) for variable in program._variables], 0)
