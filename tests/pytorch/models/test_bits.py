@@ -167,7 +167,9 @@ def test_an_lstm_is_one_operation_per_layer_and_direction(shape: Shape) -> None:
         args = (torch.randn(5, 3, 8),)
         check_like_autograd(module, recompute_most, (args, {}))
         names = [operation.name for operation in capture(module, args).graph.operations]
-        layers = shape.num_layers * (1 + shape.bidirectional)
+        # Eager has no such kernel in bfloat16 on processors without its instructions, and unrolls the layer.
+        has_kernel = precision == "float32" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        layers = shape.num_layers * (1 + shape.bidirectional) if has_kernel else 0
         assert sum("rnn_layer" in name for name in names) == 2 * layers
 
 
