@@ -160,7 +160,7 @@ class IntegerProgram:
         if self.problem.sol_status != pulp.LpSolutionOptimal:
             return None
         added: dict[Any, Row] = {}
-        first = before = objective = self._objective()
+        first = objective = self._objective()
         for found in broken:
             added.update(found)
             if deadline.passed or not self._relax_again(list(found.values()), deadline):

@@ -196,7 +196,7 @@ class CutRelaxation:
         result: MilpResult = self.program.minimize(deadline, absolute_gap=slack, target=goal)
         if result.infeasible:
             return CutAnswer(math.inf, None, math.inf, exact=True)
-        least = max(self._least, self.constant + result.bound)
+        least = max(self._least, self.constant + max(0.0, result.bound))
         if all(time.is_integer() for time in self.times):
             # Every schedule takes an integer number of units: rounding up undoes the loss to tolerances.
             least = math.ceil(least - 1e-4)
