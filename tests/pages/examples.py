@@ -62,7 +62,7 @@ def run_page(page: str, name: str, *, run_long: bool = False) -> Iterator[tuple[
 
 def without_numbers(text: str) -> list[str]:
     """Return lines without what depends on the machine: numbers, padding and how far the proof came."""
-    text = re.sub(r"(OPTIMAL|FEASIBLE) in (any|given|input) order", "STATUS", text)
+    text = re.sub(r"(OPTIMAL|FEASIBLE) in (any|given|input|late) order", "STATUS", text)
     text = re.sub(r"noise ±", "0% ±", text)
     text = re.sub(r"-?\+?[0-9.]+%?", "#", text)
     return [" ".join(line.split()) for line in text.splitlines()]
