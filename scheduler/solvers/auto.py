@@ -48,6 +48,8 @@ class AutoSettings:
         From so many operations on, `hierarchical` runs first.
     hierarchical_only_operations : int
         From so many operations on, no other solver runs if `hierarchical` finds a schedule.
+    quick_gap : float
+        Where `hierarchical` ran first and left at most this gap, quick solvers, which then take long, do not run.
     first_round_share : float
         Share of the time limit for everything but the last search.
     smallest_peak_share : float
@@ -83,6 +85,7 @@ class AutoSettings:
     hierarchical_operations: int = 500
     hierarchical_first_operations: int = 3_000
     hierarchical_only_operations: int = 30_000
+    quick_gap: float = 0.05
     first_round_share: float = 0.9
     smallest_peak_share: float = 0.3
     neighborhoods_seconds: float = 10.0
@@ -202,14 +205,16 @@ class _Policy:
 
     def solve_deep_network(self) -> None:
         """Run `hierarchical` on a large graph, and end if it proves its answer."""
-        operations = len(self.problem.graph.operations)
-        if self.problem.chain is None and operations >= self.settings.hierarchical_first_operations:
+        if self._is_deep:
             self._ask("hierarchical", self.first_round)
+            operations = len(self.problem.graph.operations)
             enough = self.best.is_optimal or operations >= self.settings.hierarchical_only_operations
             self.ended = self.best.schedule is not None and enough
 
     def try_quick_solvers(self) -> None:
-        """Run the quick solvers, and a walk that evicts when memory is short."""
+        """Run the quick solvers, and a walk that evicts when memory is short, unless `hierarchical` has done better."""
+        if self._is_deep and self.best.gap <= self.settings.quick_gap:
+            return
         for name in self.settings.quick_solvers:
             self._ask(name, self.first_round)
         if not (self.best.is_final or self.first_round.passed):
@@ -264,6 +269,12 @@ class _Policy:
         if self.best.schedule is None and not self.best.is_final:
             known = self.best.smallest  # `find_smallest_peak` has run
             self.best.offer(squeeze(self.problem, self.deadline, known=known).schedule)
+
+    @property
+    def _is_deep(self) -> bool:
+        """Whether `hierarchical` runs first."""
+        operations = len(self.problem.graph.operations)
+        return self.problem.chain is None and operations >= self.settings.hierarchical_first_operations
 
     def _for_other_orders(self, deadline: Deadline) -> Deadline:
         """Return the time for schedules outside the answer's search space: short once it is optimal there."""
@@ -381,7 +392,11 @@ STAGES = (
         f" optimal, or from {SETTINGS.hierarchical_only_operations} operations on",
         _Policy.solve_deep_network,
     ),
-    Stage((*SETTINGS.quick_solvers, "eviction walk"), "always", _Policy.try_quick_solvers),
+    Stage(
+        (*SETTINGS.quick_solvers, "eviction walk"),
+        f"always, unless `hierarchical` has run and left a gap of at most {SETTINGS.quick_gap:.0%}",
+        _Policy.try_quick_solvers,
+    ),
     Stage(("smallest peak",), "if no schedule fits so far", _Policy.find_smallest_peak),
     Stage(
         ("ilp", "hierarchical", "anneal"),

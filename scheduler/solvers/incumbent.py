@@ -55,6 +55,11 @@ class Incumbent:
         return is_close_enough(self.problem, self.time, self._bound(self.search_space))
 
     @property
+    def gap(self) -> float:
+        """Share of the schedule's time by which another one in its search space may be faster at most."""
+        return relative_gap(self.time, self._bound(self.search_space))
+
+    @property
     def is_final(self) -> bool:
         """Whether nothing better can be found, or the answer is within the problem's gap."""
         if self.infeasible or relative_gap(self.time, max(self.global_bound, self.problem.least_time)) <= TOLERANCE:

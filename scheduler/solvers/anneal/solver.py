@@ -106,6 +106,8 @@ def search(
     if problem.floor.bytes > problem.budget_bytes:
         return replace(found.proposal(), infeasible=True)
     for start in (problem.save_everything, *problem.starts):
+        if only_starts and deadline.passed:
+            break  # the caller has these
         found.offer_start(start)
     if not (found.is_optimal or only_starts):
         greedy = GreedySearch(problem.graph, problem.budget_bytes)
@@ -231,8 +233,22 @@ class Annealing:
     def offer(self, schedule: Schedule) -> float:
         """Keep a schedule if it is faster; return its time, or inf if it is invalid or does not fit."""
         simulation = self._simulate(schedule)
+        return math.inf if simulation is None else self._keep(schedule, simulation)
+
+    def offer_start(self, schedule: Schedule) -> None:
+        """Do the same, and anneal from this schedule too if it is one of the fastest: they lead to different ones."""
+        simulation = self._simulate(schedule)
         if simulation is None:
-            return math.inf
+            return
+        time = self._keep(schedule, simulation)
+        if math.isfinite(time):
+            self._starts[time] = schedule
+            self._starts = {time: self._starts[time] for time in sorted(self._starts)[:MOST_STARTS]}
+        elif schedule != self.problem.save_everything:
+            self._exceeding.append(schedule)
+
+    def _keep(self, schedule: Schedule, simulation: Simulation) -> float:
+        """Keep a schedule if it is faster, or has a smaller peak where none fits; return its time, or inf."""
         if simulation.peak_bytes > self.problem.budget_bytes:
             if simulation.peak_bytes < self._smallest_peak:
                 self._smallest, self._smallest_peak = schedule, simulation.peak_bytes
@@ -240,15 +256,6 @@ class Annealing:
         if simulation.time < self.best_time:
             self.best, self.best_time, self.moves_at_best = schedule, simulation.time, self.moves
         return simulation.time
-
-    def offer_start(self, schedule: Schedule) -> None:
-        """Do the same, and anneal from this schedule too if it is one of the fastest: they lead to different ones."""
-        time = self.offer(schedule)
-        if math.isfinite(time):
-            self._starts[time] = schedule
-            self._starts = {time: self._starts[time] for time in sorted(self._starts)[:MOST_STARTS]}
-        elif schedule != self.problem.save_everything and self._simulate(schedule) is not None:
-            self._exceeding.append(schedule)
 
     def _simulate(self, schedule: Schedule) -> Simulation | None:
         """Simulate a schedule; None if it is invalid, or in an order that the problem does not allow."""

@@ -129,6 +129,10 @@ class CutSearch:
         self._add(exceeded)
         return schedule
 
+    def relax(self, deadline: Deadline) -> None:
+        """Raise the bound by a linear relaxation; the next programs go by its prices."""
+        self._find_prices(deadline)
+
     def _next_program(self, deadline: Deadline) -> CutRelaxation | None:
         """Return the next program: one whose relaxation bounds nearly as well as that of all moments with a price."""
         least = self.problem.least_time
