@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
-from functools import cached_property
-from itertools import zip_longest
+from collections.abc import Container, Iterable, Sequence
 
-import numpy as np
-
-from scheduler.problem import Problem, working_set_bytes
-from scheduler.schedule import Schedule, first_runs
-from scheduler.simulator import simulate
+from scheduler.problem import Problem
+from scheduler.schedule import Schedule
 from scheduler.solvers.deadline import Deadline, clock
+from scheduler.solvers.ilp.candidates import Candidates
 from scheduler.solvers.ilp.decoding import decode, first_run_order
 from scheduler.solvers.ilp.path_rows import CLOSE_PART, RELAXED_SHARE, relax, tighten
 from scheduler.solvers.ilp.precedence import Precedence
@@ -21,18 +17,13 @@ from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation, PathRow
 
 MOST_CUTS = 24
 """Largest number of cuts of one program."""
-MOST_MOMENTS, MOST_WORK, FEWEST_MOMENTS = 24, 16_000, 2
-"""Largest number of cuts of a linear relaxation: less where their number times that of tasks exceeds the work."""
-_WINDOWS = 48
-"""Of each window of the order, one task is a candidate."""
-LARGEST_SHARE_UNORDERED = 0.15
-"""Candidates are tasks of which at most this share of all may first run before as well as after, if there are any."""
-NEAR_BUDGET = 0.9
-"""Where a schedule fits, tasks are candidates at which it keeps this share of what fits beside their working sets."""
-MOST_EXCEEDED = 6
-"""Largest number of tasks where a point exceeds the budget that become candidates."""
-EXCEEDED_WINDOWS, PRICED_WINDOWS = 12, 32
-"""Moments are near each other if fewer than the number of tasks over this many lie between them."""
+MOST_MOMENTS, MOST_WORK, FEWEST_MOMENTS = 24, 450_000, 2
+"""Largest and smallest number of cuts of a linear relaxation; between them, the second over tasks to the power 1.5."""
+JOINS_SHARE, LEAST_JOINED = 0.5, 0.01
+"""Share of the remaining time for relaxations with joined moments, and by which part of what the last one adds to the
+time of the plain step each must raise that."""
+PRICED_WINDOWS = 32
+"""Moments with a price are near each other if fewer than the number of tasks over this many lie between them."""
 LEAST_PRICE = 3e-3
 """A cut whose memory has less than this share of all prices is left out."""
 FEW_CUTS = 6
@@ -60,9 +51,11 @@ class CutSearch:
     Memory matters at some moments of good schedules and not at others. The next program has the
     cuts of the best one so far and those moments where the schedule of its point exceeds the
     budget; or those with the highest prices in a linear relaxation with cuts at many moments at
-    once: where known schedules need most memory, the largest working sets, and where points have
-    exceeded the budget. The two ways take turns as long as both raise the bound. Programs that take
-    too long decide at fewer of their cuts what is kept: at the others, in part.
+    once: `Candidates.first`, and where points have exceeded the budget. The two ways take turns as
+    long as both raise the bound. Where the order is free, the point of the relaxation may escape a
+    cut by running another branch of the step first: the moment at which either branch comes first
+    replaces it. Programs that take too long decide at fewer of their cuts what is kept: at the
+    others, in part.
 
     Parameters
     ----------
@@ -83,6 +76,7 @@ class CutSearch:
 
     def __init__(self, problem: Problem, precedence: Precedence, reduction: Reduction) -> None:
         self.problem, self.precedence, self.reduction = problem, precedence, reduction
+        self.candidates = Candidates(problem, precedence, reduction)
         self.bound = 0.0
         self.cuts: list[int] = []
         self.live: tuple[frozenset[int], ...] = ()
@@ -93,8 +87,10 @@ class CutSearch:
         self._step, self._most = FIRST_PRICED, MOST_CUTS
         self._moments: list[int] = []
         self._prices: dict[int, float] = {}
+        self._is_joined = True
+        """Whether joining further moments has ended by itself, rather than for lack of time."""
         self._tried: set[tuple[int, ...]] = set()
-        self._relaxed = 0.0
+        self._relaxed = problem.least_time
         """The bound of the relaxation that priced the moments."""
         self._paths: dict[PathRow, None] = {}
         """Rows of earlier programs."""
@@ -120,14 +116,18 @@ class CutSearch:
             self._goes_by_price = not self._goes_by_price
         if answer.live is None:
             return None
-        order = first_run_order(self.problem.graph, self.precedence, chain, answer.has_run)
-        schedule = decode(self.problem.graph, chain, answer.live, order)
-        exceeded = self._apart(self._moments_of(schedule, 1.0), EXCEEDED_WINDOWS)[:MOST_EXCEEDED]
-        exceeded = [task for task in exceeded if task not in chain]
+        schedule = self._decode(program, answer.live, answer.has_run)
+        exceeded = [moment for moment in self.candidates.exceeded(schedule) if moment not in chain]
         if has_paid:
             self._best, self._exceeded = chain, exceeded
         self._add(exceeded)
         return schedule
+
+    def _decode(
+        self, program: CutRelaxation, live: Sequence[frozenset[int]], has_run: Sequence[frozenset[int]]
+    ) -> Schedule:
+        graph, cuts = self.problem.graph, program.tasks()
+        return decode(graph, cuts, live, first_run_order(graph, self.precedence, cuts, has_run))
 
     def relax(self, deadline: Deadline) -> None:
         """Raise the bound by a linear relaxation; the next programs go by its prices."""
@@ -167,7 +167,7 @@ class CutSearch:
     def _next_chain(self, deadline: Deadline) -> list[int] | None:
         """Return the cuts of the next program; None if there is nothing to try."""
         if not self._tried and not self.precedence.reorder:
-            return [self._peak_task()]
+            return [self.candidates.peak_task()]
         count = len(self._best) + self._step
         if len(self._dearest()) == 1 and self._exceeded:
             # Relaxed, one moment alone binds: its price says nothing of others.
@@ -175,7 +175,7 @@ class CutSearch:
         for goes_by_price in (self._goes_by_price, not self._goes_by_price):
             self._goes_by_price = goes_by_price
             if goes_by_price:
-                if not self._prices or self._prices.keys() != set(self._moments):
+                if not (self._is_joined and self._prices and self._prices.keys() == set(self._moments)):
                     self._find_prices(deadline)
                 chain = self._first_untried(self._dearest(), count)
             else:
@@ -195,95 +195,64 @@ class CutSearch:
                 return chain
         return None
 
-    def _peak_task(self) -> int:
-        """Return the task at whose first run the save-everything step needs most memory."""
-        memory = self.problem.baseline.memory
-        first = first_runs(self.problem.graph, self.problem.save_everything)
-        return max(first, key=lambda task: memory[first[task]])
-
     def _dearest(self) -> list[int]:
         """Return the moments that have a price, the dearest first."""
         priced = [task for task in self._moments if self._prices.get(task, 0.0) > 0]
-        return self._apart(sorted(priced, key=lambda task: -self._prices[task]), PRICED_WINDOWS)
-
-    def _apart(self, tasks: Iterable[int], windows: int) -> list[int]:
-        """Return the same tasks, but those near to earlier ones last."""
-        apart: list[int] = []
-        near: list[int] = []
-        for task in tasks:
-            is_near = any(abs(task - other) * windows < self.precedence.tasks for other in apart)
-            (near if is_near else apart).append(task)
-        return apart + near
-
-    def _first_moments(self) -> list[int]:
-        """Return moments of the save-everything step, of the largest working sets, and of a known schedule, in turn."""
-        first = first_runs(self.problem.graph, self.problem.save_everything)
-        rows = [
-            self._moments_of(self.problem.save_everything, 1.0),
-            self._largest({task: -self._room[task] for task in first}, first),
-            *(self._moments_of(start, NEAR_BUDGET) for start in self.problem.starts[:1]),
-        ]
-        return [task for row in zip_longest(*rows) for task in row if task is not None]
-
-    @cached_property
-    def _needs(self) -> list[int]:
-        """Bytes of the working set of each task's default, resident tensors included."""
-        return [working_set_bytes(self.problem.graph, operations[0]) for operations in self.problem.graph.index.tasks]
-
-    @cached_property
-    def _room(self) -> list[int]:
-        """Bytes that the budget leaves for other tensors while each task's default runs."""
-        return [max(1, self.problem.budget_bytes - need) for need in self._needs]
-
-    def _moments_of(self, schedule: Schedule, least: float) -> list[int]:
-        """Return the tasks at whose first runs, or since the ones before, a schedule keeps so many times what fits.
-
-        What it keeps is what it needs without the task's working set; the largest multiples come first (`_largest`).
-        """
-        memory, first = simulate(self.problem.graph, schedule).memory, first_runs(self.problem.graph, schedule)
-        begins = [0, *(run + 1 for run in first.values())][:-1]
-        most = dict(zip(first, np.maximum.reduceat(memory, begins).tolist(), strict=True))
-        kept = {task: (size - self._needs[task]) / self._room[task] for task, size in most.items()}
-        return self._largest({task: share for task, share in kept.items() if share > least}, first)
-
-    def _largest(self, value: Mapping[int, float], place: Mapping[int, int]) -> list[int]:
-        """Return the tasks of the largest values, one of each window of the order, the largest first."""
-        tasks = sorted(value, key=lambda task: -value[task])
-        most = LARGEST_SHARE_UNORDERED * self.precedence.tasks
-        ordered = [task for task in tasks if self.precedence.unordered[task] <= most]
-        end = 1 + max(place.values(), default=0)
-        found: dict[int, int] = {}
-        for task in ordered or tasks:
-            found.setdefault(place[task] * _WINDOWS // end, task)
-        return list(found.values())
+        return self.candidates.apart(sorted(priced, key=lambda task: -self._prices[task]), PRICED_WINDOWS)
 
     def _add(self, tasks: Iterable[int]) -> None:
         """Add moments; if there are too many, those go first that have no price."""
-        most = max(FEWEST_MOMENTS, min(MOST_MOMENTS, MOST_WORK // self.precedence.tasks))
+        most = max(FEWEST_MOMENTS, min(MOST_MOMENTS, int(MOST_WORK / self.precedence.tasks**1.5)))
         priced = sorted((t for t, price in self._prices.items() if price > 0), key=lambda task: -self._prices[task])
         merged = dict.fromkeys((*priced, *tasks, *self._moments))
         self._moments = self.precedence.chain(list(merged)[:most])
 
     def _find_prices(self, deadline: Deadline) -> None:
         if not self._prices:
-            self._add((*self._best, *self._exceeded, *self._first_moments()))
-        self._prices = dict.fromkeys(self._moments, 0.0)
-        prices = self._relax(self._moments, deadline, ROUGH_PART)
+            self._add((*self._best, *self._exceeded, *self.candidates.first()))
+        program, prices = self._relax(self._moments, deadline, ROUGH_PART)
         if 0 < len(prices) < len(self._moments):
-            prices = self._relax(list(prices), deadline.within(RELAXED_SHARE * deadline.remaining)) or prices
-        self._prices.update(prices)
+            closer = self._relax(list(prices), deadline.within(RELAXED_SHARE * deadline.remaining))
+            program, prices = closer if closer[1] else (program, prices)
+        if self.precedence.reorder:
+            prices = self._join(program, prices, deadline.within(JOINS_SHARE * deadline.remaining))
+        self._moments = self.precedence.chain([*prices, *self._moments])
+        self._prices = dict.fromkeys(self._moments, 0.0) | prices
 
-    def _relax(self, cuts: list[int], deadline: Deadline, least_part: float = CLOSE_PART) -> dict[int, float]:
-        """Raise the bound by a relaxation, and return the cuts that have a price in it, and their prices."""
+    def _join(self, program: CutRelaxation, prices: dict[int, float], deadline: Deadline) -> dict[int, float]:
+        """Relax again and again, as long as that raises the bound; return the last prices that did.
+
+        Each time, moments at which the schedule of the last point exceeds the budget are joined to the priced ones,
+        or added if these are few.
+        """
+        self._is_joined = False
+        while not deadline.passed:
+            known = self._relaxed - self.problem.least_time
+            schedule = self._decode(program, program.live(0.5), program.have_run())
+            priced = sorted(prices, key=lambda moment: -prices[moment])
+            cuts = self.candidates.joined(priced or program.cuts, schedule)
+            cuts += self.candidates.exceeded(schedule)[: max(0, FEW_CUTS - len(cuts))]
+            cuts = self.precedence.chain(cuts)
+            found = (program, {}) if cuts == program.cuts else self._relax(cuts, deadline)
+            if self._relaxed - self.problem.least_time <= (1 + LEAST_JOINED) * known:
+                self._is_joined = not deadline.passed
+                break
+            program, prices = found
+        return prices
+
+    def _relax(
+        self, cuts: list[int], deadline: Deadline, least_part: float = CLOSE_PART
+    ) -> tuple[CutRelaxation, dict[int, float]]:
+        """Raise the bound by a relaxation; return it, and the cuts that have a price in it, with their prices."""
         program = self._program(cuts, deadline)
         found = relax(program, deadline, least_part)
         self._paths.update(program.paths)
         if found is None:
-            return {}
+            return program, {}
         bound, prices = found
         self.bound, self._relaxed = max(self.bound, bound), max(self._relaxed, bound)
         least = LEAST_PRICE * math.fsum(prices)
-        return {cut: price for cut, price in zip(cuts, prices, strict=True) if price > least}
+        return program, {cut: price for cut, price in zip(cuts, prices, strict=True) if price > least}
 
     def _program(self, chain: list[int], deadline: Deadline, whole_cuts: Container[int] | None = None) -> CutRelaxation:
         problem, budgets = self.problem, [self.problem.budget_bytes] * len(chain)

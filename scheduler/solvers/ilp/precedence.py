@@ -1,9 +1,14 @@
-"""Find which tasks must first run before which others."""
+"""Find which tasks must first run before which others.
+
+A moment is the first run of a task, and has its number; or the first run of whichever of several
+tasks comes first (`Precedence.first_of`). Where branches of a step may run one after the other in
+either order, memory peaks in the branch that comes first: no moment of one branch alone says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from functools import cached_property, reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +29,8 @@ class Precedence:
         If false, tasks first run in the input order. Otherwise a task comes after the producers
         of the inputs that all its alternatives share, and every backward task comes after the
         forward tasks that the forward results need.
+
+    Moments, as arguments and in results, are numbers of tasks, or of `first_of`.
     """
 
     def __init__(self, graph: Graph, *, reorder: bool) -> None:
@@ -31,19 +38,47 @@ class Precedence:
         self.tasks = len(graph.index.tasks)
         self._ancestors = _ancestors(graph) if reorder else []
         self._descendants: dict[int, int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._several: list[tuple[int, ...]] = []
 
-    def before(self, task: int) -> int:
-        """Return the tasks that must precede a task, as bits."""
-        return self._ancestors[task] if self.reorder else (1 << task) - 1
+    def first_of(self, tasks: Iterable[int]) -> int:
+        """Return the moment at which the first one of several tasks first runs.
 
-    def after(self, task: int) -> int:
-        """Return the tasks that must follow a task, as bits."""
+        They must run in every schedule, have no alternatives, and none may have to precede another.
+        """
+        members = tuple(sorted(set(tasks)))
+        if len(members) == 1:
+            return members[0]
+        if members not in self._numbers:
+            self._numbers[members] = self.tasks + len(self._several)
+            self._several.append(members)
+        return self._numbers[members]
+
+    def members(self, moment: int) -> tuple[int, ...]:
+        """Return the tasks of which one first runs at a moment."""
+        return (moment,) if moment < self.tasks else self._several[moment - self.tasks]
+
+    def before(self, moment: int) -> int:
+        """Return the tasks that must precede a moment, as bits."""
+        if moment >= self.tasks:
+            return reduce(int.__and__, map(self.before, self.members(moment)))
+        return self._ancestors[moment] if self.reorder else (1 << moment) - 1
+
+    def after(self, moment: int) -> int:
+        """Return the tasks that must follow a moment, as bits; its own, if there are several, are among them."""
+        if moment >= self.tasks:
+            return reduce(int.__or__, (self.after(task) | 1 << task for task in self.members(moment)))
         if not self.reorder:
-            return ((1 << self.tasks) - 1) ^ ((1 << (task + 1)) - 1)
-        if task not in self._descendants:
-            bits = "".join("1" if before >> task & 1 else "0" for before in reversed(self._ancestors))
-            self._descendants[task] = int(bits, 2)
-        return self._descendants[task]
+            return ((1 << self.tasks) - 1) ^ ((1 << (moment + 1)) - 1)
+        if moment not in self._descendants:
+            bits = "".join("1" if before >> moment & 1 else "0" for before in reversed(self._ancestors))
+            self._descendants[moment] = int(bits, 2)
+        return self._descendants[moment]
+
+    def precedes(self, moment: int, other: int) -> bool:
+        """Return whether a moment comes before another in every schedule."""
+        members = self.members(moment)
+        return all(any(self.before(task) >> member & 1 for member in members) for task in self.members(other))
 
     @cached_property
     def unordered(self) -> npt.NDArray[np.int64]:
@@ -59,14 +94,13 @@ class Precedence:
             after += np.unpackbits(rows, axis=1, count=self.tasks, bitorder="little").sum(axis=0, dtype=np.int64)
         return self.tasks - 1 - before - after
 
-    def chain(self, tasks: Sequence[int]) -> list[int]:
-        """Return a totally ordered subset of the tasks, in that order; earlier entries of `tasks` take precedence."""
+    def chain(self, moments: Sequence[int]) -> list[int]:
+        """Return a totally ordered subset of moments, in that order; earlier entries take precedence."""
         chosen: list[int] = []
-        for task in tasks:
-            comparable = self.before(task) | self.after(task)
-            if all(comparable >> other & 1 for other in chosen):
-                chosen.append(task)
-        return sorted(chosen, key=lambda task: self.before(task).bit_count())
+        for moment in moments:
+            if all(self.precedes(moment, other) or self.precedes(other, moment) for other in chosen):
+                chosen.append(moment)
+        return sorted(chosen, key=lambda moment: -self.after(moment).bit_count())
 
 
 def _ancestors(graph: Graph) -> list[int]:

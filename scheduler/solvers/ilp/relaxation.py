@@ -1,11 +1,11 @@
 """Bound every schedule by an integer program that constrains memory at only a few moments, the cuts.
 
-A cut is the first run of one task. At each cut, binaries decide which tensors are live (S) and
-which operations are recomputed before the next cut (R). Where tasks may first run in any order,
-further binaries say which tasks without precedence to the cut's have run before it (Y). Every
-schedule maps to a feasible point of no greater cost, so the optimum is a lower bound. The solver
-`ilp` turns the optimal point back into a schedule. `Reduction` says which operations and tensors
-need no variables of their own.
+A cut is a moment of `Precedence`: the first run of a task, or of whichever of several comes first.
+At each cut, binaries decide which tensors are live (S) and which operations are recomputed before
+the next cut (R). Where tasks may first run in any order, further binaries say which tasks without
+precedence to the cut's have run before it (Y). Every schedule maps to a feasible point of no
+greater cost, so the optimum is a lower bound. The solver `ilp` turns the optimal point back into a
+schedule. `Reduction` says which operations and tensors need no variables of their own.
 
 Rows are written so that the linear relaxation of a program with one cut is nearly integral: with
 the sums S + R + (1 - Y) and R + (1 - Y) as variables, all rows but that of the bytes and those
@@ -73,7 +73,7 @@ class PathRow:
     Attributes
     ----------
     first, last : int
-        Tasks of the two cuts; -1 for the end of the step.
+        The two cuts; -1 for the end of the step.
     tensors : tuple of int
         The path: the producer of each reads the next.
     reader : int
@@ -123,7 +123,7 @@ class CutRelaxation:
     graph : Graph
     precedence : Precedence
     cuts : sequence of int
-        Tasks, each before the next; a cut is the moment at which its task first runs.
+        Moments of the precedence, each before the next.
     budgets : sequence of int
         Bytes at each cut, resident tensors included. The optimum is a lower bound only if
         every entry is at least the true budget; smaller entries help to find schedules.
@@ -173,6 +173,8 @@ class CutRelaxation:
         self.constant = 0.0
         self.first_run: dict[int, pulp.LpVariable] = {}
         self.has_run: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
+        self.first_of: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
+        """Of the tasks of a cut that has several: the one that runs at it."""
         self.saved: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
         self.recomputed: dict[int, dict[int, pulp.LpVariable]] = {k: {} for k in range(-1, len(cuts))}
         """Between a cut and the next: -1 is the start."""
@@ -204,17 +206,27 @@ class CutRelaxation:
             return CutAnswer(least * self.time_scale, None, math.inf, exact=False)
         claimed = self.constant + result.objective
         exact = result.objective - result.bound <= slack + 1e-7 * max(1.0, claimed)
-        live = tuple(
-            self.reduction.with_twins(t for t, variable in saved.items() if (variable.varValue or 0.0) > KEPT_PART)
+        return CutAnswer(
+            least * self.time_scale, self.live(KEPT_PART), claimed * self.time_scale, exact, self.have_run()
+        )
+
+    def live(self, part: float) -> tuple[frozenset[int], ...]:
+        """Return the tensors of which the variables' values keep more than a part at each cut."""
+        return tuple(
+            self.reduction.with_twins(t for t, variable in saved.items() if (variable.varValue or 0.0) > part)
             for saved in self.saved
         )
-        return CutAnswer(
-            least * self.time_scale,
-            live,
-            claimed * self.time_scale,
-            exact,
-            tuple(frozenset(self._have_run(k)) for k in range(len(self.cuts))),
-        )
+
+    def tasks(self) -> list[int]:
+        """Return the task that first runs at each cut, by the variables' values."""
+        return [
+            max(self.precedence.members(cut), key=lambda task: (first[task].varValue or 0.0) if task in first else 0.0)
+            for cut, first in zip(self.cuts, self.first_of, strict=True)
+        ]
+
+    def have_run(self) -> tuple[frozenset[int], ...]:
+        """Return the tasks without precedence to each cut's that have run before it, by the variables' values."""
+        return tuple(frozenset(self._have_run(k)) for k in range(len(self.cuts)))
 
     def relaxed(
         self, deadline: Deadline, broken: Iterable[Iterable[PathRow]] = (), least_part: float = 0.0
@@ -321,9 +333,8 @@ class CutRelaxation:
         """R[o,k]: operation o runs again between cut k and the next."""
         merged = self.merged[k]
         tasks = [*bits(self.before[k]), *self.has_run[k]]
-        if len(self.index.tasks[self.cuts[k]]) > 1:
-            # A task with alternatives may run once more after its first run, for outputs that the first lacks.
-            tasks.append(self.cuts[k])
+        # A task with alternatives may run once more after its first run, for outputs that the first lacks.
+        tasks += [task for task in self.precedence.members(self.cuts[k]) if len(self.index.tasks[task]) > 1]
         for i in (i for number in tasks for i in self.index.tasks[number]):
             together = [i, *merged.members.get(i, ())]
             may_repeat = all(self.graph.operations[member].repeatable for member in together)
@@ -349,23 +360,33 @@ class CutRelaxation:
                 # A storage is held while any of its tensors is live.
                 self.program.at_least(f"held_{k}", [(held, 1.0), (self.saved[k][tensor], -1.0)], 0)
         free = budget - index.resident_bytes
-        task = index.tasks[self.cuts[k]]
-        for i in task:
+        runs = self._runs_at(k)
+        for i, run in runs.items():
             own = self._produced_bytes(i)
-            if i in self.first_run:
-                terms.append((self.first_run[i], float(own // scale)))
-            else:
-                free -= own
+            free -= int(run.constant) * own
+            terms += [(variable, coefficient * float(own // scale)) for variable, coefficient in run.terms]
             for tensor in self.reduction.with_bases(self.reduction.inputs[i]):
                 if tensor in self.saved[k]:
                     # The inputs of the cut's operation are live.
-                    row = [(self.saved[k][tensor], 1.0)]
-                    if i in self.first_run:
-                        self.program.at_least(f"input_{k}", [*row, (self.first_run[i], -1.0)], 0)
-                    else:
-                        self.program.at_least(f"input_{k}", row, 1)
+                    self._at_least(f"input_{k}", _term(self.saved[k][tensor]), run)
         # A sum of multiples of the scale is within a limit exactly if it is within the limit rounded down.
         self.program.at_most(f"bytes_{k}", terms, free // scale if self.exact_bytes else -(-free // scale))
+
+    def _runs_at(self, k: int) -> dict[int, _Sum]:
+        """Return the operations of which one runs at a cut, each with whether it does."""
+        members = self.precedence.members(self.cuts[k])
+        if len(members) == 1:
+            return {i: _term(self.first_run[i]) if i in self.first_run else _ONE for i in self.index.tasks[members[0]]}
+        make, first = self.program.binary if self._is_whole[k] else self.program.fraction, self.first_of[k]
+        for task in members:
+            first[task] = make(f"first_{k}")
+            inputs = self.reduction.inputs[self.index.tasks[task][0]]
+            for source in {self.state(k, self.reduction.task_of(tensor)) for tensor in inputs}:
+                if source is not None and source.terms:
+                    # What it reads has been computed before.
+                    self._at_least(f"order_{k}", source, _term(first[task]))
+        self.program.at_least(f"first_of_{k}", [(variable, 1.0) for variable in first.values()], 1)
+        return {self.index.tasks[task][0]: _term(variable) for task, variable in first.items()}
 
     def _holders(self, k: int) -> dict[int, list[int]]:
         """Return the tensors that may hold each storage at a cut: not views whose base is live as well."""

@@ -12,7 +12,6 @@ from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.greedy import GreedySearch
 from scheduler.solvers.ilp.cut_search import CutSearch
-from scheduler.solvers.ilp.path_rows import RELAXED_SHARE
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
 
@@ -28,9 +27,12 @@ PROGRAM_SHARE = 0.95
 SHARED_PROGRAM_SHARE, AGREED_PROGRAM_SHARE = 0.5, 0.7
 """The same for the input order while the other one needs programs too, and while its last program was one for both."""
 LEAST_PROGRAM_SECONDS = 1.0
+RELAXED_FIRST = 2_000
+"""From so many operations on, one program may take all the time, and bound hardly better than its relaxation: one for
+any order comes first."""
 REPAIR_SHARE, MOST_REPAIRED = 0.2, 3_000
 """Share of the remaining time to make a point that does not fit one that does, and most operations of a graph where
-that is tried: in larger ones it takes as long as a program. There, too, a relaxation for any order comes first."""
+that is tried: in larger ones it takes as long as a program."""
 INPUT_FACTOR, IDLE_FACTOR = 3.0, 2.0
 """When the two orders take turns, time for the input order counts so many times, since its bound holds for fewer
 schedules; and so does time that did not raise a bound."""
@@ -151,9 +153,8 @@ class _Search:
         if problem.floor.bytes > problem.budget_bytes:
             self._raise(math.inf)
             return
-        if problem.reorder and len(problem.graph.operations) > MOST_REPAIRED:
-            # One program may take all the time, and bound hardly better than its relaxation.
-            self.any.search.relax(self.deadline.within(RELAXED_SHARE * self.deadline.remaining))
+        if problem.reorder and len(problem.graph.operations) >= RELAXED_FIRST:
+            self.any.search.relax(self.deadline.within(SHARED_PROGRAM_SHARE * self.deadline.remaining))
             self._raise(self.any.search.bound)
             self.deadline.report(self.proposal())
         while (order := self._next_order()) is not None:

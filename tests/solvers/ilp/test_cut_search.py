@@ -11,7 +11,7 @@ from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.cut_search import CutSearch
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
-from tests.support.cut_bounds import step_with_a_task_that_may_wait
+from tests.support.cut_bounds import step_with_a_task_that_may_wait, step_with_two_branches
 from tests.support.training_graphs import conv_net
 
 
@@ -26,6 +26,15 @@ def test_the_bound_over_all_orders_finds_the_cut_that_bounds_best() -> None:
     found.raise_bound(Deadline(20))
     assert found.bound == 12.0
     assert 1 in found.cuts
+
+
+def test_a_point_that_runs_one_branch_before_the_other_leads_to_the_first_one_of_them() -> None:
+    found = search(step_with_two_branches(), 11, reorder=True)
+    schedule = found.raise_bound(Deadline(20))
+    assert [found.precedence.members(cut) for cut in found.cuts] == [(2, 3)]
+    assert schedule is not None
+    simulation = sc.simulate(found.problem.graph, schedule)
+    assert (found.bound, simulation.time, simulation.peak_bytes) == (17.0, 17.0, 11)
 
 
 @pytest.mark.parametrize("reorder", [False, True])

@@ -16,7 +16,7 @@ from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
 from scheduler.solvers.ilp.relaxation import CutRelaxation, PathRow
 from tests.support.contract import SMALL_STEPS
-from tests.support.cut_bounds import check_cut_bounds, step_with_a_task_that_may_wait
+from tests.support.cut_bounds import check_cut_bounds, step_with_a_task_that_may_wait, step_with_two_branches
 from tests.support.examples import examples
 from tests.support.oracle import optimum
 from tests.support.strategies import thin_graphs
@@ -74,6 +74,17 @@ def test_a_task_that_may_run_before_or_after_the_cut_needs_memory_there_either_w
     assert optimum(graph.to_dict(), 9, "any") == 5 + 1 + 1 + 5
     program = CutRelaxation(graph, Precedence(graph, reorder=True), [1], [9])
     assert program.solve(Deadline(20)).bound == 12.0
+
+
+def test_the_first_one_of_two_branches_needs_memory_for_both() -> None:
+    graph, budget = step_with_two_branches(), 11
+    precedence = Precedence(graph, reorder=True)
+
+    def bound(cut: int) -> float:
+        return CutRelaxation(graph, precedence, [cut], [budget]).solve(Deadline(20)).bound
+
+    assert bound(2) == bound(3) == 12.0  # the other one comes first
+    assert bound(precedence.first_of((2, 3))) == optimum(graph.to_dict(), budget, "any") == 17.0
 
 
 def test_the_relaxed_program_recomputes_the_base_of_a_view_with_the_view() -> None:

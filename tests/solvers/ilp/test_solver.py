@@ -149,23 +149,3 @@ def test_the_time_limit_holds_while_a_large_program_is_built() -> None:
     with FakeClock(seconds_per_call=1e-6) as fake:
         propose(problem, deadline=Deadline(1.0), seed=0)
         assert fake.seconds < 2.0
-
-
-def test_precedence_in_any_order_follows_data_and_phases_only() -> None:
-    graph = sc.Graph(
-        [
-            sc.Operation("a", [], ["a"], 1.0),
-            sc.Operation("b", [], ["b"], 1.0),
-            sc.Operation("c", ["a"], ["c"], 1.0),
-            sc.Operation("z", [], ["z"], 1.0, phase="backward"),
-        ],
-        [sc.Tensor(name, 1) for name in "abcz"],
-        results=["c", "z"],
-        required=["b"],
-    )
-    free, given = Precedence(graph, reorder=True), Precedence(graph, reorder=False)
-    assert [free.before(task) for task in range(4)] == [0, 0, 0b001, 0b111]
-    assert [free.after(task) for task in range(4)] == [0b1100, 0b1000, 0b1000, 0]
-    assert [given.before(task) for task in range(4)] == [0, 0b1, 0b11, 0b111]
-    assert free.chain([1, 2, 3]) == [1, 3]
-    assert (free.unordered.tolist(), given.unordered.tolist()) == ([1, 2, 1, 0], [0, 0, 0, 0])
