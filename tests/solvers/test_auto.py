@@ -52,6 +52,29 @@ def test_the_walk_within_the_budget_is_made_once(monkeypatch: pytest.MonkeyPatch
     assert budgets == [106]
 
 
+@pytest.mark.parametrize(("gap", "asked"), [(0.04, False), (0.06, True)])
+def test_quick_solvers_do_not_run_where_a_deep_network_has_a_good_answer(
+    monkeypatch: pytest.MonkeyPatch, gap: float, asked: bool
+) -> None:
+    graph = conv_net(5)
+    known = sc.solve(graph, "45%", solver="ilp", time_limit=20)
+    names: list[str] = []
+
+    def stub(name: str) -> auto.Propose:
+        def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+            names.append(name)
+            schedule = known.schedule if name == "hierarchical" else None
+            return Proposal(schedule, "input order", (1 - gap) * known.time)
+
+        return propose
+
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1))
+    monkeypatch.setattr(auto, "load_solver", stub)
+    sc.solve(graph, "45%", time_limit=2)
+    assert names[0] == "hierarchical"
+    assert ("greedy" in names) == asked
+
+
 def test_integer_programs_do_not_delay_the_answer_for_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **options: object) -> Proposal:
         raise AssertionError("an integer program was solved")

@@ -7,6 +7,7 @@ import pytest
 import scheduler as sc
 from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp import solver
 from scheduler.solvers.ilp.cut_search import CutSearch
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutRelaxation
@@ -123,6 +124,23 @@ def test_the_first_program_leaves_half_of_the_time_for_the_bound_over_all_orders
     graph = conv_net(6)
     propose(Problem(graph, parse_budget("50%", graph)), deadline=Deadline(100), seed=0)
     assert 40 < limits[0] <= 50
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_long_graph_has_a_bound_over_all_orders_before_its_first_program(
+    monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    graph = conv_net(6)
+    problem = Problem(graph, parse_budget("50%", graph))
+
+    def find_nothing(search: CutSearch, deadline: Deadline, slack: float = 0.0) -> None:
+        deadline.stop()
+
+    monkeypatch.setattr(CutSearch, "raise_bound", find_nothing)
+    monkeypatch.setattr(solver, "RELAXED_FIRST", len(graph.operations) + (not is_long))
+    proposal = propose(problem, deadline=Deadline(20), seed=0)
+    assert (proposal.global_bound > problem.least_time) == is_long
+    assert proposal.global_bound <= sc.solve(graph, "50%", solver="ilp").time
 
 
 def test_a_program_without_time_claims_no_more_than_that_all_operations_run() -> None:
