@@ -100,7 +100,7 @@ class Precedence:
         for moment in moments:
             if all(self.precedes(moment, other) or self.precedes(other, moment) for other in chosen):
                 chosen.append(moment)
-        return sorted(chosen, key=lambda moment: -self.after(moment).bit_count())
+        return sorted(chosen, key=lambda moment: (-self.after(moment).bit_count(), self.before(moment).bit_count()))
 
 
 def _ancestors(graph: Graph) -> list[int]:

@@ -42,6 +42,16 @@ def test_tasks_without_precedence_have_a_first_one() -> None:
     assert precedence.chain([2, first, precedence.first_of((0, 1))]) == [precedence.first_of((0, 1)), 2]
 
 
+def test_a_task_that_all_of_a_moment_follow_comes_before_it() -> None:
+    # As many tasks must follow "root" as follow the first one of these two, which are among those.
+    operations = [sc.Operation(name, [] if name == "root" else ["root"], [name], 1.0) for name in ("root", "x", "y")]
+    graph = sc.Graph(operations, [sc.Tensor(name, 1) for name in ("root", "x", "y")], results=["x", "y"])
+    precedence = Precedence(graph, reorder=True)
+    first = precedence.first_of((1, 2))
+    assert precedence.after(0) == precedence.after(first) == 0b110
+    assert precedence.chain([first, 0]) == precedence.chain([0, first]) == [0, first]
+
+
 @settings(max_examples=examples(100))
 @given(data=st.data(), graph=SMALL_STEPS)
 def test_what_is_said_of_moments_holds_in_every_order(data: st.DataObject, graph: sc.Graph) -> None:
