@@ -25,6 +25,7 @@ from scheduler.graph import Graph
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.precedence import Precedence, bits
 from scheduler.solvers.ilp.reduction import Reduction
+from scheduler.solvers.ilp.sums import ONE, ZERO, Sum, at_least, term
 from scheduler.solvers.integer_program import IntegerProgram, MilpResult, Row, TimeIsUpError, is_set
 from scheduler.solvers.scaling import byte_units, time_units
 
@@ -85,34 +86,6 @@ class PathRow:
     last: int
     tensors: tuple[int, ...]
     reader: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """A linear expression."""
-
-    terms: tuple[tuple[pulp.LpVariable, float], ...] = ()
-    constant: float = 0.0
-
-    def plus(self, other: _Sum, factor: float = 1.0) -> _Sum:
-        scaled = tuple((variable, factor * coefficient) for variable, coefficient in other.terms)
-        return _Sum(self.terms + scaled, self.constant + factor * other.constant)
-
-
-_ZERO, _ONE = _Sum(), _Sum(constant=1.0)
-
-
-def _at_least(row: _Sum, demand: _Sum) -> Row:
-    """Return row >= demand as terms and the least value of their sum."""
-    difference = row.plus(demand, -1.0)
-    terms: dict[pulp.LpVariable, float] = {}
-    for variable, coefficient in difference.terms:
-        terms[variable] = terms.get(variable, 0.0) + coefficient
-    return list(terms.items()), -difference.constant
-
-
-def _term(variable: pulp.LpVariable) -> _Sum:
-    return _Sum(((variable, 1.0),))
 
 
 class CutRelaxation:
@@ -300,7 +273,7 @@ class CutRelaxation:
                 make = self.program.binary if self._is_whole[k] else self.program.fraction
                 self.has_run[k][number] = make(f"has_run_{k}")
         for number, variable in self.has_run[k].items():
-            i, mine = self.index.tasks[number][0], _term(variable)
+            i, mine = self.index.tasks[number][0], term(variable)
             for member in (i, *merged.members.get(i, ())) if k > 0 else ():
                 earlier = self.state(k - 1, self.index.task_of[member])
                 if earlier is not None and earlier.terms:
@@ -368,15 +341,15 @@ class CutRelaxation:
             for tensor in self.reduction.with_bases(self.reduction.inputs[i]):
                 if tensor in self.saved[k]:
                     # The inputs of the cut's operation are live.
-                    self._at_least(f"input_{k}", _term(self.saved[k][tensor]), run)
+                    self._at_least(f"input_{k}", term(self.saved[k][tensor]), run)
         # A sum of multiples of the scale is within a limit exactly if it is within the limit rounded down.
         self.program.at_most(f"bytes_{k}", terms, free // scale if self.exact_bytes else -(-free // scale))
 
-    def _runs_at(self, k: int) -> dict[int, _Sum]:
+    def _runs_at(self, k: int) -> dict[int, Sum]:
         """Return the operations of which one runs at a cut, each with whether it does."""
         members = self.precedence.members(self.cuts[k])
         if len(members) == 1:
-            return {i: _term(self.first_run[i]) if i in self.first_run else _ONE for i in self.index.tasks[members[0]]}
+            return {i: term(self.first_run[i]) if i in self.first_run else ONE for i in self.index.tasks[members[0]]}
         make, first = self.program.binary if self._is_whole[k] else self.program.fraction, self.first_of[k]
         for task in members:
             first[task] = make(f"first_{k}")
@@ -384,9 +357,9 @@ class CutRelaxation:
             for source in {self.state(k, self.reduction.task_of(tensor)) for tensor in inputs}:
                 if source is not None and source.terms:
                     # What it reads has been computed before.
-                    self._at_least(f"order_{k}", source, _term(first[task]))
+                    self._at_least(f"order_{k}", source, term(first[task]))
         self.program.at_least(f"first_of_{k}", [(variable, 1.0) for variable in first.values()], 1)
-        return {self.index.tasks[task][0]: _term(variable) for task, variable in first.items()}
+        return {self.index.tasks[task][0]: term(variable) for task, variable in first.items()}
 
     def _holders(self, k: int) -> dict[int, list[int]]:
         """Return the tensors that may hold each storage at a cut: not views whose base is live as well."""
@@ -416,68 +389,68 @@ class CutRelaxation:
             for tensor in self.reduction.with_bases(inputs)
             if tensor in self.saved[k]
         ]
-        required = {tensor for tensor, demand in reads if demand == _ONE}
+        required = {tensor for tensor, demand in reads if demand == ONE}
         if k + 1 == len(self.cuts):
             required |= self.reduction.results & self.saved[k].keys()
         for tensor in sorted(required):
-            self._at_least(f"required_{k}", self._available(tensor, k), _ONE)
+            self._at_least(f"required_{k}", self._available(tensor, k), ONE)
         for tensor, demand in reads:
             if tensor not in required:
                 self._at_least(f"read_{k}", self._available(tensor, k), demand)
         return required
 
-    def _demands(self, k: int) -> Iterator[tuple[list[int], _Sum]]:
+    def _demands(self, k: int) -> Iterator[tuple[list[int], Sum]]:
         """Yield what operations read, and how often (0 or 1) each operation runs between a cut and the next."""
         for i, recomputed in self.recomputed[k].items():
             if self.index.task_of[i] not in self.has_run[k]:
-                yield self.inputs(k, i), _term(recomputed)
+                yield self.inputs(k, i), term(recomputed)
         for number in self.has_run[k]:
             i = self.index.tasks[number][0]
             demand = self._first_run_between(number, k, k + 1)
             if i in self.recomputed[k]:
-                demand = demand.plus(_term(self.recomputed[k][i]))
+                demand = demand.plus(term(self.recomputed[k][i]))
             yield self.inputs(k, i), demand
         for number in bits(self.after[k]):
             for i in self.index.tasks[number]:
                 demand = self._first_read(i, k, k + 1)
-                if demand != _ZERO:
+                if demand != ZERO:
                     yield self.reduction.inputs[i], demand
 
-    def _first_read(self, i: int, k: int, end: int) -> _Sum:
+    def _first_read(self, i: int, k: int, end: int) -> Sum:
         """Return whether an operation reads its inputs for its task's first run, and this is between two cuts."""
         number = self.index.task_of[i]
         if number in self.has_run[k]:
             return self._first_run_between(number, k, end)
         then = self.state(end, number)
-        if then is None or then == _ZERO:
-            return _ZERO
-        return _term(self.first_run[i]) if i in self.first_run else then
+        if then is None or then == ZERO:
+            return ZERO
+        return term(self.first_run[i]) if i in self.first_run else then
 
-    def state(self, k: int, number: int) -> _Sum | None:
+    def state(self, k: int, number: int) -> Sum | None:
         """Return whether a task has run before cut k (the end, after the last), or None if the program does not say."""
         if k == len(self.cuts) or self.before[k] >> number & 1:
-            return _ONE
+            return ONE
         if self.after[k] >> number & 1 or number == self.cuts[k]:
-            return _ZERO
+            return ZERO
         lead = self.merged[k].lead.get(self.index.tasks[number][0])
         variable = self.has_run[k].get(number if lead is None else self.index.task_of[lead])
-        return None if variable is None else _term(variable)
+        return None if variable is None else term(variable)
 
-    def _first_run_between(self, number: int, k: int, end: int) -> _Sum:
+    def _first_run_between(self, number: int, k: int, end: int) -> Sum:
         """Return whether a task without precedence to the cut's first runs between two cuts."""
         then = self.state(end, number)
         assert then is not None
-        return then.plus(_term(self.has_run[k][number]), -1.0)
+        return then.plus(term(self.has_run[k][number]), -1.0)
 
-    def _available(self, tensor: int, k: int) -> _Sum:
+    def _available(self, tensor: int, k: int) -> Sum:
         """Return the sum of: live at cut k, recomputed before the next, first computed before the next."""
-        return _term(self.saved[k][tensor]).plus(self._runs(tensor, k, k + 1))
+        return term(self.saved[k][tensor]).plus(self._runs(tensor, k, k + 1))
 
-    def _runs(self, tensor: int, k: int, end: int) -> _Sum:
+    def _runs(self, tensor: int, k: int, end: int) -> Sum:
         """Return how often what produces a tensor runs between two cuts."""
         producers = self.index.producers[tensor]
         steps = (self.recomputed[j].get(self.merged[j].lead.get(i, i)) for j in range(k, end) for i in producers)
-        row = _Sum(tuple((step, 1.0) for step in steps if step is not None))
+        row = Sum(tuple((step, 1.0) for step in steps if step is not None))
         number = self.reduction.task_of(tensor)
         return row.plus(self._first_run_between(number, k, end)) if number in self.has_run[k] else row
 
@@ -496,15 +469,15 @@ class CutRelaxation:
         """Return the terms and the least value of their sum for a path between two of the program's cuts."""
         k, end = self._ends(path)
         row = self._runs(path.tensors[-1], k, end)
-        row = row.plus(_Sum(tuple((self.saved[k][tensor], 1.0) for tensor in path.tensors)))
+        row = row.plus(Sum(tuple((self.saved[k][tensor], 1.0) for tensor in path.tensors)))
         if path.reader >= 0:
             need = self._first_read(path.reader, k, end)
         else:
-            need = _ONE if end == len(self.cuts) else _term(self.saved[end][path.tensors[0]])
-        return _at_least(row, need)
+            need = ONE if end == len(self.cuts) else term(self.saved[end][path.tensors[0]])
+        return at_least(row, need)
 
-    def _at_least(self, name: str, row: _Sum, demand: _Sum) -> None:
-        self.program.at_least(name, *_at_least(row, demand))
+    def _at_least(self, name: str, row: Sum, demand: Sum) -> None:
+        self.program.at_least(name, *at_least(row, demand))
 
     def _add_flow(self, k: int, required: set[int]) -> None:
         """A tensor that is live at a cut was live at the one before, or has been computed since."""
@@ -512,7 +485,7 @@ class CutRelaxation:
             producers = self.index.producers[tensor]
             if k >= 0 and tensor in self.saved[k]:
                 if tensor not in required:
-                    self._at_least(f"flow_{k}", self._available(tensor, k), _term(saved))
+                    self._at_least(f"flow_{k}", self._available(tensor, k), term(saved))
             elif any(i in self.first_run for i in producers):
                 # A tensor that only some alternatives produce is live only if one of them has run.
                 runs = [of[i] for of in (self.first_run, self.recomputed[k]) for i in producers if i in of]
