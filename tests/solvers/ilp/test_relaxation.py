@@ -69,6 +69,26 @@ def test_rows_over_paths_cut_off_no_integral_point(data: st.DataObject, graph: s
     assert program(paths).solve(Deadline(20)).bound == program().solve(Deadline(20)).bound
 
 
+def test_rows_over_paths_go_without_a_task_of_which_a_later_cut_does_not_say_whether_it_has_run() -> None:
+    # All forward tasks come before "again", and "second" after the task of "first"; but this one may be backward.
+    operations = [
+        sc.Operation("first", [], ["x"], 1.0),
+        sc.Operation("middle", ["x"], ["y"], 0.0, repeatable=False),
+        sc.Operation("second", ["y", "x"], ["p", "q"], 0.0),
+        sc.Operation("other", ["q"], ["x", "z"], 2.0, workspace_bytes=1, phase="backward"),
+        sc.Operation("again", [], ["r"], 0.0, workspace_bytes=3, phase="backward", repeatable=False),
+    ]
+    sizes = {"x": 1, "y": 0, "p": 1, "q": 0, "z": 0, "r": 1}
+    graph = sc.Graph(operations, [sc.Tensor(name, size) for name, size in sizes.items()], results=["p"])
+    precedence = Precedence(graph, reorder=True)
+    assert [precedence.before(task) for task in range(4)] == [0, 0b1, 0b11, 0b110]
+    for absorbs in (False, True):
+        program = CutRelaxation(graph, precedence, [1, 2, 3], [12] * 3, reduction=Reduction(graph, absorbs=absorbs))
+        relaxed = relax(program, Deadline(20))
+        assert relaxed is not None
+        assert relaxed[0] <= 1.0 == optimum(graph.to_dict(), 12, "any")
+
+
 def test_a_task_that_may_run_before_or_after_the_cut_needs_memory_there_either_way() -> None:
     graph = step_with_a_task_that_may_wait()
     assert optimum(graph.to_dict(), 9, "any") == 5 + 1 + 1 + 5
