@@ -38,7 +38,7 @@ LEAST_WHOLE, MOST_WHOLE, WHOLE_WORK = 50, 100, 30_000
 ROUGH_PART = 0.5
 """Moments are priced in a relaxation with rows over paths until these raise it by less than this part of what all have,
 and those that then have a price once more, as closely as a program is relaxed."""
-LEAST_RELAXED = 0.94
+LEAST_RELAXED = 0.96
 """A program is solved if its relaxation adds at least this share of what that of the priced moments adds to the time
 of the plain step; otherwise it gets more cuts."""
 LEAST_GAIN = 1e-6
