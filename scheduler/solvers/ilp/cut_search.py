@@ -123,15 +123,24 @@ class CutSearch:
         self._add(exceeded)
         return schedule
 
+    def relax(self, deadline: Deadline) -> None:
+        """Raise the bound by linear relaxations; the next programs go by their prices."""
+        if not self._prices:
+            self._add((*self._best, *self._exceeded, *self.candidates.first()))
+        program, prices = self._relax(self._moments, deadline, ROUGH_PART)
+        if 0 < len(prices) < len(self._moments):
+            closer = self._relax(list(prices), deadline.within(RELAXED_SHARE * deadline.remaining))
+            program, prices = closer if closer[1] else (program, prices)
+        if self.precedence.reorder:
+            prices = self._join(program, prices, deadline.within(JOINS_SHARE * deadline.remaining))
+        self._moments = self.precedence.chain([*prices, *self._moments])
+        self._prices = dict.fromkeys(self._moments, 0.0) | prices
+
     def _decode(
         self, program: CutRelaxation, live: Sequence[frozenset[int]], has_run: Sequence[frozenset[int]]
     ) -> Schedule:
         graph, cuts = self.problem.graph, program.tasks()
         return decode(graph, cuts, live, first_run_order(graph, self.precedence, cuts, has_run))
-
-    def relax(self, deadline: Deadline) -> None:
-        """Raise the bound by a linear relaxation; the next programs go by its prices."""
-        self._find_prices(deadline)
 
     def _next_program(self, deadline: Deadline) -> CutRelaxation | None:
         """Return the next program: one whose relaxation bounds nearly as well as that of all moments with a price."""
@@ -176,7 +185,7 @@ class CutSearch:
             self._goes_by_price = goes_by_price
             if goes_by_price:
                 if not (self._is_joined and self._prices and self._prices.keys() == set(self._moments)):
-                    self._find_prices(deadline)
+                    self.relax(deadline)
                 chain = self._first_untried(self._dearest(), count)
             else:
                 fewest = len(self._best) + 1
@@ -206,18 +215,6 @@ class CutSearch:
         priced = sorted((t for t, price in self._prices.items() if price > 0), key=lambda task: -self._prices[task])
         merged = dict.fromkeys((*priced, *tasks, *self._moments))
         self._moments = self.precedence.chain(list(merged)[:most])
-
-    def _find_prices(self, deadline: Deadline) -> None:
-        if not self._prices:
-            self._add((*self._best, *self._exceeded, *self.candidates.first()))
-        program, prices = self._relax(self._moments, deadline, ROUGH_PART)
-        if 0 < len(prices) < len(self._moments):
-            closer = self._relax(list(prices), deadline.within(RELAXED_SHARE * deadline.remaining))
-            program, prices = closer if closer[1] else (program, prices)
-        if self.precedence.reorder:
-            prices = self._join(program, prices, deadline.within(JOINS_SHARE * deadline.remaining))
-        self._moments = self.precedence.chain([*prices, *self._moments])
-        self._prices = dict.fromkeys(self._moments, 0.0) | prices
 
     def _join(self, program: CutRelaxation, prices: dict[int, float], deadline: Deadline) -> dict[int, float]:
         """Relax again and again, as long as that raises the bound; return the last prices that did.
