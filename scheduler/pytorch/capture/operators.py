@@ -26,20 +26,20 @@ class BatchNorm:
     update : OpOverload
         Updates the statistics in place; takes the same arguments.
     replay : OpOverload
-        Produces the same outputs without reading or updating statistics.
+        Produces the same outputs and leaves the statistics as they are.
     statistics : tuple of int
         Positions of the running statistics among the arguments.
     updated : tuple of int
         Positions of the new statistics among the outputs of the functional operator.
-    replay_takes_statistics : bool
-        Whether `replay` needs statistics to update; scratch tensors will do.
+    momentum : int or None
+        Position of the argument that is 0 for `replay`, if it takes the statistics too.
     """
 
     update: OpOverload
     replay: OpOverload
     statistics: tuple[int, ...]
     updated: tuple[int, ...]
-    replay_takes_statistics: bool
+    momentum: int | None = None
 
 
 BATCH_NORMS = {
@@ -48,14 +48,13 @@ BATCH_NORMS = {
         replay=aten._native_batch_norm_legit.no_stats,
         statistics=(3, 4),
         updated=(3, 4),
-        replay_takes_statistics=False,
     ),
     aten._batch_norm_with_update_functional.default: BatchNorm(
         update=aten._batch_norm_with_update.default,
         replay=aten._batch_norm_with_update.default,
         statistics=(3, 4),
         updated=(4, 5),
-        replay_takes_statistics=True,
+        momentum=5,
     ),
 }
 

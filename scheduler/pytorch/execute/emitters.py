@@ -7,13 +7,11 @@ running statistics in its first run only.
 
 from __future__ import annotations
 
-import functools
 import keyword
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from scheduler.graph import Graph
 from scheduler.pytorch.capture.instructions import (
@@ -184,23 +182,12 @@ def _emit_call(writer: PartWriter, call: Call, *, is_recomputation: bool) -> lis
 
 
 def _batch_norm_replay_arguments(writer: PartWriter, call: Call) -> str:
-    """Return the arguments of a batch norm that does not update its running statistics.
-
-    The statistics themselves have changed since the first run: empty tensors replace them.
-    """
+    """Return the arguments of a batch norm that does not update its running statistics."""
     norm = call.batch_norm
     assert norm is not None
-    return ", ".join(
-        writer.value(argument) if position not in norm.statistics else _scratch(writer, call.node.args[position])
-        for position, argument in enumerate(call.args)
-        if norm.replay_takes_statistics or position not in norm.statistics
-    )
-
-
-def _scratch(writer: PartWriter, statistic: object) -> str:
-    value = cast("fx.Node", statistic).meta["val"]
-    make = functools.partial(torch.empty, tuple(value.shape), dtype=value.dtype, device=value.device)
-    return f"{writer.scope.constant(make)}()"
+    if norm.momentum is None:
+        return ", ".join(writer.value(value) for i, value in enumerate(call.args) if i not in norm.statistics)
+    return ", ".join("0.0" if i == norm.momentum else writer.value(value) for i, value in enumerate(call.args))
 
 
 def _emit_save_state(writer: PartWriter, save: SaveState) -> list[str]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from scheduler.errors import ExecutionError, InvalidOptionError, PlanMismatchError
 from scheduler.plan import Plan
 from scheduler.pytorch import checkpointed
-from scheduler.pytorch.measurement.memory import FlopCounter, training_step
+from scheduler.pytorch.measurement.memory import FlopCounter, StorageTracker, resident_tensors, training_step
 from scheduler.pytorch.models.catalog import make_model
 from scheduler.pytorch.tracing import capture
 from scheduler.simulator import simulate
@@ -51,6 +51,37 @@ def test_batch_norm_statistics_are_updated_once(schedule):
     )
     batches = [((batch(4, 3, 8, 8, seed=seed),), {}) for seed in (1, 2)]
     check_like_autograd(model, schedule, *batches, loss=mean_square)
+
+
+class CudnnNorm(nn.BatchNorm2d):
+    """A batch norm by the operator that eager PyTorch runs on CUDA: its schema does not say what it changes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_batches_tracked.add_(1)
+        statistics = self.running_mean, self.running_var
+        return torch.ops.aten.cudnn_batch_norm(x, self.weight, self.bias, *statistics, True, self.momentum, self.eps)[0]
+
+
+def use_cudnn_norms(module: nn.Module) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, CudnnNorm(child.num_features))
+        use_cudnn_norms(child)
+
+
+@schedules
+def test_cudnns_batch_norm_is_captured_with_its_own_operators(schedule):
+    case = make_model("resnet50", batch_size=2, width=8, size=32)
+    plain = copy.deepcopy(case.module)
+    use_cudnn_norms(case.module)
+    batches = [case.batch(seed) for seed in (0, 1)]
+    module, captured, made = planned(case.module, schedule, *batches[0])
+    norms = [operation.name for operation in captured.graph.operations if "batch_norm" in operation.name]
+    assert sum("_batch_norm_with_update_functional" in name for name in norms) == len(norms) / 2 == 53
+    check_equal(train(module, batches), train(plain, batches))
+    with StorageTracker(resident_tensors(module, batches[0])) as tracker:
+        training_step(module, *batches[0])()
+    assert captured.graph.resident_bytes + tracker.peak_bytes == simulate(captured.graph, made).peak_bytes
 
 
 @schedules
