@@ -28,14 +28,15 @@ AllocationFields = _ExtraFields_Allocation
 """The fields of an event of PyTorch's allocator: `ptr`, `alloc_size` (negative when freed), `device`."""
 
 _ACTIVITIES = {ProfilerActivity.CPU}
-_NAMED_REGIONS = {RecordScope.USER_SCOPE}
+_SCOPES = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}
+"""Named regions, and autograd's functions: without these, torch records no CUDA allocation of a backward's thread."""
 
 
 def start_profile() -> None:
     """Begin to record allocations and named regions."""
     config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
     _prepare_profiler(config, _ACTIVITIES)
-    _enable_profiler(config, _ACTIVITIES, _NAMED_REGIONS)  # type: ignore[call-arg]
+    _enable_profiler(config, _ACTIVITIES, _SCOPES)  # type: ignore[call-arg]
 
 
 def stop_profile() -> Sequence[ProfilerEvent]:
