@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from scheduler.pytorch import checkpointed, trace
+from scheduler.pytorch import checkpointed, max_batch, trace
 from scheduler.pytorch.costs.timing import interleaved_times
 from scheduler.pytorch.execute.runner import build
 from scheduler.pytorch.measurement.allocator import allocator_peak, peak_bytes
@@ -149,6 +151,129 @@ def test_measured_times_sum_to_that_of_the_forward_and_backward() -> None:
     step()
     (whole,) = interleaved_times([step], 1.0)
     assert 0.5 * whole.seconds < sum(operation.time for operation in graph.operations) < 1.5 * whole.seconds
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_planned_step_replays_as_a_cuda_graph() -> None:
+    module, args = on_device("gpt2")
+    torch.cuda.manual_seed(7)
+    module(*args).backward()
+    expected = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    gc.collect()  # nodes of autograd that are alive keep the stream on which they were made
+    planned = checkpointed(module, "60%", args, costs="flops")
+    assert sum(planned.plan.simulation.recomputed.values()) > 0
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            planned.zero_grad(set_to_none=True)
+            planned(*args).backward()
+    torch.cuda.current_stream().wait_stream(side)
+    planned.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        planned(*args).backward()
+    torch.cuda.manual_seed(7)
+    graph.replay()
+    for parameter, gradient in zip(module.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
+
+
+class UserKernel(nn.Module):
+    """Blocks with a kernel in Triton inside an autograd function, as users write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from tests.support.pytorch.triton_kernels import Square  # CPU builds of torch have no Triton
+
+        self.blocks = nn.ModuleList(nn.Linear(256, 256) for _ in range(3))
+        self.square = Square
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.square.apply(block(x)).tanh()
+        return x.mean()
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_model_with_a_users_kernel_trains_by_modules() -> None:
+    torch.manual_seed(0)
+    module, x = UserKernel().cuda(), torch.randn(16, 512, 256, device="cuda")
+    module(x).backward()
+    expected = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    planned = checkpointed(module, "min", (x,), time_limit=5.0)
+    planned(x).backward()
+    assert planned.plan.granularity == "modules"
+    for parameter, gradient in zip(module.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+@contextlib.contextmanager
+def memory_limit(limit: int) -> Iterator[None]:
+    """Let PyTorch reserve at most so many bytes of the device."""
+    _, total = torch.cuda.mem_get_info()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(limit / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def runs_out_of_memory(step: Callable[[], object]) -> bool:
+    try:
+        step()
+    except torch.cuda.OutOfMemoryError:
+        return True
+    return False
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_step_of_130_percent_of_the_memory_trains_by_a_plan() -> None:
+    module, args = on_device("gpt2")
+    step = training_step(module, args)
+    step()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    limit = int(torch.cuda.max_memory_allocated() / 1.3)
+    module.zero_grad(set_to_none=True)
+    with memory_limit(limit):
+        assert runs_out_of_memory(step)
+        module.zero_grad(set_to_none=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+        kept = torch.cuda.memory_allocated() - storage_bytes(resident_tensors(module, args))
+        planned = checkpointed(module, limit - kept, args, reserve=ROUNDING, time_limit=5.0)
+        planned_step = training_step(planned, args)
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(3):
+            planned_step()
+        assert torch.cuda.max_memory_allocated() - kept <= planned.plan.budget_bytes
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_the_largest_batch_trains_within_the_memory_and_one_more_does_not() -> None:
+    limit, sizes = 2 * 2**30, {**SIZES["gpt2"], "layers": 2}
+
+    def make_batch(size: int) -> tuple[tuple[object, ...], dict[str, object]]:
+        return moved(make_model("gpt2", **{**sizes, "batch_size": size}), 0), {}
+
+    module = make_model("gpt2", **sizes).module.cuda()
+    found = max_batch(lambda: module, make_batch, limit - 2**28, costs="flops", time_limit=4.0)
+    assert found.next_plan is not None
+    assert found.next_plan.peak_bytes > limit - 2**28
+    args, _ = make_batch(found.batch_size)
+    step = training_step(checkpointed(module, found.plan, args), args)
+    with memory_limit(limit):
+        for _ in range(2):
+            step()
 
 
 def test_the_benchmark_needs_a_gpu() -> None:
