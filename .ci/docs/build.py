@@ -43,7 +43,7 @@ CHAPTERS = {
     "Use": "start will_it_fit budgets plans guards granularity modules compile trainers distributed",
     "Look up": "commands troubleshooting glossary plan_file robustness",
     "Schedules": "solvers comparing extending related",
-    "Measurements": "measurements measured_schedules measured_times measured_peers measured_fits",
+    "Measurements": "measurements measured_schedules measured_times measured_gpu measured_peers measured_fits",
     "Project": "architecture contributing changelog citation",
 }
 """The pages of the guide in the order of the menu. Pages that are not named come first in the last chapter."""

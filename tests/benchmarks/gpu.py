@@ -1,135 +1,264 @@
-"""Training steps that fill a GPU: peak and time, eager, checkpointed, compiled and planned.
+"""Training steps that fill a GPU: predicted and measured memory, and time at equal peaks.
 
     python tests/benchmarks/gpu.py > tests/benchmarks/gpu.csv
 
-`--models` keeps to some models, `--batch-size` takes another batch for all, `--ways` keeps to
-some ways: "eager", "each block" (`torch.utils.checkpoint` around every block), "knob 0.5"
-(`torch.compile` with that `activation_memory_budget`), "plan 60%" and "compiled plan 60%" (our
-backend with Inductor). Each way starts from the same weights, alone on the device.
+Each model trains plainly ("eager"), with `torch.utils.checkpoint` around every block ("each
+block"), by plans for several budgets ("plan 60%") and by one for the peak of each block ("plan for
+each block's peak"); language models under autocast in bfloat16, the others in float32, or all in
+the given `--precisions`. `--models` keeps to some. `--compiled` compares `torch.compile` with an
+`activation_memory_budget` ("knob 0.5") with plans through Inductor at that peak instead.
 
-The peak is the caching allocator's (`torch.cuda.max_memory_allocated`) in one step, parameters
-included; "predicted" is that of the plan. Times are the shortest of several steps, and over
-eager. A way that does not fit the device says so instead.
+Bytes are of one step that finds no gradients, parameters and inputs included. "live" counts the
+storages of tensors; "allocated" and "reserved" are the peaks of CUDA's caching allocator less
+what libraries keep ("kept": cuBLAS's workspaces). "predicted" is the plan's peak, workspaces
+included, and the simulated allocator's. Times are medians of steps that take turns with the
+eager one; "over eager" is the median of the ratios less 1, between its smallest and largest.
+Where the eager step does not fit, times stand alone. The last columns name what it ran on.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import contextlib
 import csv
 import functools
 import gc
+import statistics
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
+from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from scheduler.errors import BudgetTooSmallError
-from scheduler.pytorch import backend, checkpointed
+import scheduler as sc
+from scheduler.planning.caching_allocator import allocator_use
+from scheduler.pytorch import backend
+from scheduler.pytorch.capture.captured_step import Capture
+from scheduler.pytorch.execute.runner import build
 from scheduler.pytorch.measurement.allocator import Step
-from scheduler.pytorch.measurement.memory import measure_times, training_step
+from scheduler.pytorch.measurement.memory import (
+    StorageTracker,
+    measure_times,
+    resident_tensors,
+    storage_bytes,
+    training_step,
+)
 from scheduler.pytorch.models.catalog import ModelCase, make_model
+from scheduler.pytorch.tracing import capture
 
-MODELS: dict[str, tuple[dict[str, object], str]] = {
+MODELS: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {
     "gpt2": (
-        {"layers": 24, "width": 1024, "heads": 16, "vocabulary": 50257, "length": 1024, "batch_size": 16},
-        "blocks",
+        {"layers": 12, "width": 1024, "heads": 16, "vocabulary": 50257, "length": 1024, "batch_size": 32},
+        ("blocks",),
+        "bfloat16",
     ),
-    "resnet50": ({"width": 64, "size": 224, "classes": 1000, "batch_size": 384}, "features"),
+    "hf-llama": (
+        {"layers": 12, "width": 1024, "length": 2048, "vocabulary": 32000, "batch_size": 8},
+        ("model.layers",),
+        "bfloat16",
+    ),
+    "resnet50": ({"width": 64, "size": 224, "classes": 1000, "batch_size": 256}, ("features",), "float32"),
+    "unet": ({"width": 64, "size": 256, "batch_size": 32}, ("down", "up"), "float32"),
 }
-"""Options of each factory, and the container of its blocks."""
-BUDGETS = ("80%", "60%", "40%")
-KNOBS = ("1.0", "0.8", "0.5", "0.2")
-WAYS = ("eager", "each block")
-WAYS += tuple(f"knob {knob}" for knob in KNOBS)
-WAYS += tuple(f"{kind} {budget}" for kind in ("plan", "compiled plan") for budget in BUDGETS)
-REPEATS, SECONDS = 5, 60.0
-HEAD = ("model", "batch size", "way", "peak", "predicted", "seconds", "over eager")
+"""Options of each factory, the containers of its blocks, and the precision it is trained in."""
+PRECISIONS = ("float32", "bfloat16")
+BUDGETS = ("min+5%", "60%")
+KNOBS = ("0.5",)
+REPEATS, SECONDS = 3, 2.0
+BYTES = ("predicted", "live", "predicted allocated", "allocated", "predicted reserved", "reserved", "kept")
+COLUMNS = ("model", "precision", "way", "budget", *BYTES, "gap", "overhead predicted", "seconds", "over eager")
+COLUMNS += ("device", "driver", "torch")
 
 
-def on_device(case: ModelCase) -> tuple[nn.Module, tuple[object, ...]]:
-    """A module and its batch on the device."""
-    return case.module.cuda(), tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), case.args)
+class Autocast(nn.Module):
+    """A model whose forward runs under autocast in bfloat16."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.module(*args, **kwargs)
 
 
-def step_of(way: str, module: nn.Module, args: tuple[object, ...], container: str) -> tuple[Step, int | None]:
-    """A step of a model that returns its loss, and the peak that a plan predicts."""
-    kind, _, value = way.rpartition(" ")
-    if way == "each block":
-        for block in module.get_submodule(container).children():
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
-    elif kind == "knob":
-        torch._functorch.config.activation_memory_budget = float(value)
-        module = torch.compile(module)  # type: ignore[assignment]
-    elif kind == "compiled plan":
-        made = backend(value, compiler="inductor", time_limit=SECONDS)
-        return training_step(torch.compile(module, backend=made), args), None  # type: ignore[arg-type]
-    elif kind == "plan":
-        planned = checkpointed(module, value, args, time_limit=SECONDS)
-        assert planned.plan is not None
-        return training_step(planned, args), planned.plan.peak_bytes
-    return training_step(module, args), None
+@dataclass(frozen=True)
+class Case:
+    """A model on the device.
+
+    Attributes
+    ----------
+    model : ModelCase
+        Its batch and its loss; the module computes in the precision.
+    blocks : tuple of nn.Module
+    name, precision : str
+    """
+
+    model: ModelCase
+    blocks: tuple[nn.Module, ...]
+    name: str
+    precision: str
+
+    def step_of(self, module: nn.Module, *, returns_loss: bool = False) -> Step:
+        """A step of a module in the place of the model's; `returns_loss` if it returns its loss."""
+        return training_step(module, self.model.args, self.model.kwargs, loss=None if returns_loss else self.model.loss)
+
+    @property
+    def resident(self) -> list[Tensor]:
+        return resident_tensors(self.model.module, (self.model.args, dict(self.model.kwargs)))
 
 
-def peak_of(step: Step, module: nn.Module) -> int:
-    """The allocator's peak in one step that finds no gradients."""
-    module.zero_grad(set_to_none=True)
+def make_case(name: str, precision: str) -> Case:
+    """A model with its batch on the device."""
+    options, containers, _ = MODELS[name]
+    made = make_model(name, **options)
+    module = made.module.cuda()
+    children = [block for name in containers for block in module.get_submodule(name).children()]
+    blocks = tuple(block for block in children if any(block.children()))  # single operators save nothing
+    args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), (made.args, dict(made.kwargs)))
+    if precision == "bfloat16":
+        module = Autocast(module)
+    return Case(ModelCase(module, args, kwargs, made.loss), blocks, name, precision)
+
+
+def memory_of(step: Step, resident: list[Tensor], *, counted: bool = True) -> dict[str, int]:
+    """The peaks of a step by its tensors, if these can be counted, and by the allocator; a first step warms up."""
+    total = storage_bytes(resident)
+    step()
+    found: dict[str, int] = {}
+    if counted:
+        with StorageTracker(resident) as tracker:
+            step()
+        found["live"] = total + tracker.peak_bytes
+    for tensor in resident:
+        tensor.grad = None
+    gc.collect()
+    torch.cuda.empty_cache()
     torch.cuda.synchronize()
+    kept = torch.cuda.memory_allocated() - total
     torch.cuda.reset_peak_memory_stats()
     step()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return found | {"allocated": allocated - kept, "reserved": reserved - kept, "kept": kept}
 
 
-def row(name: str, way: str, options: Mapping[str, object], container: str) -> dict[str, object]:
-    """One way to train one model, alone on the device."""
-    torch._dynamo.reset()
-    found: dict[str, object] = {"model": name, "batch size": options["batch_size"], "way": way}
-    module, args = on_device(make_model(name, **options))
-    try:
-        step, found["predicted"] = step_of(way, module, args, container)
-        step()
-        found["peak"] = peak_of(step, module)
-        found["seconds"] = min(measure_times({way: step}, REPEATS)[way])
-    except torch.cuda.OutOfMemoryError:
-        found["peak"] = "out of memory"
-    except BudgetTooSmallError as error:
-        found["peak"] = str(error)
-    finally:
-        torch._functorch.config.activation_memory_budget = 1.0
+def times_of(step: Step, eager: Step | None) -> dict[str, object]:
+    """The time of a step, and its ratio to the eager one, in turn with it."""
+    steps: dict[str, Step] = {"step": step} | ({} if eager is None else {"eager": eager})
+    times = measure_times(steps, REPEATS)
+    found: dict[str, object] = {"seconds": f"{statistics.median(times['step']):.4f}"}
+    if eager is not None:
+        ratios = [own / other - 1 for own, other in zip(times["step"], times["eager"], strict=True)]
+        found["over eager"] = f"{statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})"
     return found
+
+
+def rows(case: Case) -> Iterator[dict[str, object]]:
+    """The rows of one model in one precision; what does not fit the device says so."""
+    model = case.model
+    plain = case.step_of(model.module)
+    eager: Step | None = plain
+    try:
+        yield {"way": "eager", **memory_of(plain, case.resident), **times_of(plain, None)}
+    except torch.cuda.OutOfMemoryError:
+        eager = None
+        yield {"way": "eager", "live": "out of memory"}
+    budgets: dict[str, int | str] = {f"plan {budget}": budget for budget in BUDGETS}
+    if case.blocks:
+        step = each_block(case)
+        memory = memory_of(step, case.resident)
+        yield {"way": "each block", **memory, **times_of(step, eager)}
+        budgets["plan for each block's peak"] = memory["live"]
+    captured = capture(model.module, model.args, model.kwargs, model.loss, costs="measured")
+    for way, budget in budgets.items():
+        yield {"way": way, **planned(case, captured, budget, eager)}
+
+
+def each_block(case: Case) -> Step:
+    """A step with `torch.utils.checkpoint` around every block."""
+    plain = case.step_of(case.model.module)
+
+    def step() -> object:
+        with contextlib.ExitStack() as stack:
+            for block in case.blocks:
+                forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+                stack.enter_context(mock.patch.object(block, "forward", forward))
+            return plain()
+
+    return step
+
+
+def planned(case: Case, captured: Capture, budget: int | str, eager: Step | None) -> dict[str, object]:
+    """What a plan predicts, and what its step takes."""
+    graph, model = captured.graph, case.model
+    constants = graph.resident_bytes - storage_bytes(case.resident)
+    answer = sc.solve(graph, budget + constants if isinstance(budget, int) else budget, time_limit=SECONDS)
+    if answer.schedule is None or answer.simulation is None:
+        return {"budget": answer.budget_bytes, "live": answer.status.name}
+    use = allocator_use(graph, answer.schedule)
+    module = build(model.module, captured, answer.schedule, model.args, model.kwargs, loss=model.loss)
+    step = case.step_of(module, returns_loss=True)
+    return {
+        "budget": answer.budget_bytes - constants,
+        "predicted": answer.simulation.live_peak_bytes - constants,
+        "predicted allocated": use.allocated_bytes - constants,
+        "predicted reserved": use.reserved_bytes - constants,
+        "gap": f"{answer.gap:.4f}",
+        "overhead predicted": f"{answer.overhead:.4f}",
+        **memory_of(step, case.resident),
+        **times_of(step, eager),
+    }
+
+
+def compiled_rows(case: Case) -> Iterator[dict[str, object]]:
+    """The rows of `torch.compile`: without a budget, with its own knob, and with our plan at the knob's peak."""
+    model = case.model
+    eager, resident = case.step_of(model.module), case.resident
+    yield {"way": "eager", **memory_of(eager, resident), **times_of(eager, None)}
+    for knob in KNOBS:
+        with torch._functorch.config.patch(activation_memory_budget=float(knob)):
+            step = case.step_of(torch.compile(model.module))  # type: ignore[arg-type]
+            memory = memory_of(step, resident, counted=False)
+            yield {"way": f"knob {knob}", **memory, **times_of(step, eager)}
+        torch._dynamo.reset()
+        made = backend(memory["allocated"], compiler="inductor", time_limit=SECONDS)
+        step = case.step_of(torch.compile(model.module, backend=made))  # type: ignore[arg-type]
+        found = {"way": f"compiled plan for the peak of knob {knob}", "budget": memory["allocated"]}
+        yield {**found, **memory_of(step, resident, counted=False), **times_of(step, eager)}
+        torch._dynamo.reset()
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=[*MODELS])
-    parser.add_argument("--ways", nargs="*", choices=WAYS, default=[*WAYS])
-    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--precisions", nargs="*", choices=PRECISIONS)
+    parser.add_argument("--compiled", action="store_true")
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit(
             "no CUDA device is seen: this benchmark fills a GPU with tens of GiB; run it where there is one"
         )
-    writer = csv.DictWriter(sys.stdout, HEAD, lineterminator="\n")
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    ).stdout.strip()
+    ran_on = {"device": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__}
+    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for name in given.models:
-        options, container = copy.deepcopy(MODELS[name])
-        if given.batch_size:
-            options["batch_size"] = given.batch_size
-        eager = 0.0
-        for way in given.ways:
-            found = row(name, way, options, container)
-            gc.collect()  # what the way before held, compiled code and cycles in autograd's graph among it
-            torch.cuda.empty_cache()
-            seconds = float(str(found.get("seconds", 0.0)))
-            eager = seconds if way == "eager" else eager
-            if seconds and eager:
-                found["over eager"] = f"{seconds / eager:.3f}"
-            writer.writerow(found)
+    cases = [(name, precision) for name in given.models for precision in given.precisions or MODELS[name][2:]]
+    for name, precision in cases:
+        case = make_case(name, precision)
+        for row in (compiled_rows if given.compiled else rows)(case):
+            writer.writerow({"model": name, "precision": precision, **row, **ran_on})
             sys.stdout.flush()
+        del case, row
+        gc.collect()  # cycles in autograd's graph, and compiled code
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

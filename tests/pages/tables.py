@@ -79,6 +79,20 @@ def _predictions(rows: list[Row]) -> str:
     return _markdown(head, lines)
 
 
+def _gpu(rows: list[Row]) -> str:
+    """A line per way to train a model: GiB predicted and measured, and time lost against eager PyTorch."""
+    head = ["model", "way", "budget", "live", "allocated: predicted", "measured", "reserved: predicted", "measured"]
+    head += ["seconds", "time lost: predicted", "measured"]
+    columns = ("budget", "live", "predicted allocated", "allocated", "predicted reserved", "reserved")
+    lines = []
+    for row in rows:
+        sizes = [f"{int(row[column]) / 2**30:.3f}" if row[column] else "" for column in columns]
+        lost = f"{float(row['overhead predicted']):.1%}" if row["overhead predicted"] else ""
+        over = f"{float(row['over eager'].partition(' ')[0]):.1%}" if row["over eager"] else ""
+        lines.append([f"{row['model']}, {row['precision']}", row["way"], *sizes, row["seconds"], lost, over])
+    return _markdown(head, lines)
+
+
 def _predicted_times(rows: list[Row]) -> str:
     columns = ("first trace", "second trace", "measured", "noise")
     cells = [[row["model"], row["budget"], *(f"{float(row[column]):.1%}" for column in columns)] for row in rows]
@@ -270,6 +284,7 @@ _TABLES: dict[str, Callable[[list[Row]], str]] = {
     "fit": _fit,
     "fit_here": _fit_here,
     "fit_published": _fit_published,
+    "gpu": _gpu,
     "modules": _modules,
     "peers": _peers,
     "planning": _planning,
