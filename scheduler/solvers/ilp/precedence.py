@@ -109,6 +109,7 @@ def _ancestors(graph: Graph) -> list[int]:
     ancestors = [0] * len(index.tasks)
     phases = [{graph.operations[i].phase for i in task} for task in index.tasks]
     forward = sum(1 << number for number, phase in enumerate(phases) if phase == {"forward"})
+    before_backward = forward
     for number, task in enumerate(index.tasks):
         common = -1
         for i in task:
@@ -121,8 +122,10 @@ def _ancestors(graph: Graph) -> list[int]:
                     needs |= 1 << other | ancestors[other]
             common &= needs
         ancestors[number] = common & ~(1 << number)
+        if forward >> number & 1:
+            before_backward |= ancestors[number]  # among them tasks that a backward operation may run as well
         if phases[number] == {"backward"}:
-            ancestors[number] |= forward
+            ancestors[number] |= before_backward
     return ancestors
 
 

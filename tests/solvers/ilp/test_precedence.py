@@ -52,6 +52,20 @@ def test_a_task_that_all_of_a_moment_follow_comes_before_it() -> None:
     assert precedence.chain([first, 0]) == precedence.chain([0, first]) == [0, first]
 
 
+def test_what_a_forward_task_needs_precedes_the_backward_though_it_may_run_there_too() -> None:
+    operations = [
+        sc.Operation("f", [], ["t"], 1.0),
+        sc.Operation("g", ["t"], ["u"], 1.0),
+        sc.Operation("b", [], ["t"], 1.0, phase="backward"),
+        sc.Operation("c", [], ["v"], 1.0, phase="backward"),
+    ]
+    graph = sc.Graph(operations, [sc.Tensor(name, 1) for name in "tuv"], results=["u", "v"])
+    precedence = Precedence(graph, reorder=True)
+    assert graph.index.tasks == ((0, 2), (1,), (3,))
+    assert [precedence.before(task) for task in range(3)] == [0, 0b1, 0b11]
+    assert precedence.chain([1, 0]) == [0, 1]
+
+
 @settings(max_examples=examples(100))
 @given(data=st.data(), graph=SMALL_STEPS)
 def test_what_is_said_of_moments_holds_in_every_order(data: st.DataObject, graph: sc.Graph) -> None:
