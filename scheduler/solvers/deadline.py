@@ -12,7 +12,7 @@ from scheduler.solution import Proposal
 
 
 class Clock:
-    """A clock that pauses while kernels are compiled, which happens only on the first run on a machine.
+    """A clock that pauses for what is done once: compiling kernels on a machine, loading them in a process.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class Clock:
         self._pauses, self._paused_at, self._paused_for = 0, 0.0, 0.0
 
     def now(self) -> float:
-        """Return seconds since a fixed moment, without the time spent compiling."""
+        """Return seconds since a fixed moment, without the time of pauses."""
         with self._lock:
             return (self._paused_at if self._pauses else self.read()) - self._paused_for
 
@@ -43,6 +43,15 @@ class Clock:
             self._pauses -= 1
             if not self._pauses:
                 self._paused_for += self.read() - self._paused_at
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock meanwhile."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
 
 clock = Clock()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Protocol, cast
 
 from scheduler.errors import InvalidOptionError, MissingExtraError, UnknownSolverError
 from scheduler.problem import Problem
 from scheduler.solution import Proposal
-from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.deadline import Deadline, clock
 
 MODULES: dict[str, str] = {
     "save-all": "scheduler.solvers.baselines.save_all",
@@ -91,15 +92,17 @@ def load_solver(name: str) -> Propose:
         return REGISTERED[name]
     if name not in MODULES:
         raise UnknownSolverError(f'unknown solver "{name}"; known are {", ".join(solver_names())}')
-    with missing_package_explained(name):
+    with imported(name):
         return cast(Propose, import_module(MODULES[name]).propose)
 
 
 @contextmanager
-def missing_package_explained(solver: str) -> Iterator[None]:
-    """Turn a failed import of a package that a solver needs into a `MissingExtraError`."""
+def imported(solver: str) -> Iterator[None]:
+    """Pause the clock while a solver is imported, and turn a missing package into a `MissingExtraError`."""
+    is_known = MODULES[solver] in sys.modules
     try:
-        yield
+        with nullcontext() if is_known else clock.paused():
+            yield
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f'"{solver}" needs {error.name}, which is not installed: pip install --force-reinstall checkpoint-scheduler'

@@ -16,7 +16,7 @@ from scheduler.simulator import simulate
 from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.late_order import in_late_order
-from scheduler.solvers.registry import load_solver, missing_package_explained
+from scheduler.solvers.registry import imported, load_solver
 
 _SHARE_OF_TIME, _QUICK_SHARE, _QUICK_SECONDS = 0.1, 0.3, 1.0
 """Share of a time limit for the search for the smallest peak, where a budget such as "min" needs it; of a
@@ -138,7 +138,7 @@ def squeeze(problem: Problem, deadline: Deadline, *, known: Schedule | None = No
     wanted = problem.budget_bytes
     if peak_bytes <= max(wanted, problem.floor.bytes):
         return best
-    with missing_package_explained("ilp"):
+    with imported("ilp"):
         # Imported on first use: `import scheduler` must not need pulp.
         from scheduler.solvers.moments import proven_floor
     floor_deadline = deadline.within(_FLOOR_SHARE * deadline.remaining)
@@ -165,7 +165,7 @@ def _fitting(problem: Problem, deadline: Deadline) -> Proposal:
     """Return a proposal with a schedule that fits a problem's budget, the first one that is found."""
     if problem.chain is not None:
         return load_solver("dp")(problem, deadline=deadline, seed=0)
-    with missing_package_explained("anneal"):
+    with imported("anneal"):
         # Imported on first use: `import scheduler` must not need numba.
         from scheduler.solvers.anneal import solver as anneal
     half = deadline.within(deadline.remaining / 2, lambda _: half.stop())
@@ -212,7 +212,7 @@ class _PeakSearch:
         """
         if self.fits:
             return
-        with missing_package_explained("greedy"):
+        with imported("greedy"):
             # Imported on first use: `import scheduler` must not need numba.
             from scheduler.solvers.eviction_walk import Eviction, EvictionWalks
         walks = EvictionWalks(graph)
@@ -265,7 +265,7 @@ def _short_chain(problem: Problem) -> Chain | None:
 
 
 def _least_persistent_peak(chain: Chain) -> int:
-    with missing_package_explained("dp"):
+    with imported("dp"):
         # Imported on first use: `import scheduler` must not need numba.
         from scheduler.solvers.dp.solver import chain_frontier
     return chain_frontier(chain)[0][0]

@@ -1,4 +1,4 @@
-"""Compiled kernels: compiling takes none of a search's time, and cached code is used only while nothing changed."""
+"""Compiled kernels: they take no time of a search, and cached code is used only while nothing changed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numba
 import pytest
@@ -16,6 +17,7 @@ import scheduler as sc
 from scheduler.errors import UnsuitableProblemError
 from scheduler.solvers import jit  # pauses the clock while numba compiles
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.registry import MODULES, load_solver
 from tests.support.fake_clock import FakeClock
 from tests.support.paths import ROOT
 from tests.support.training_graphs import conv_net
@@ -92,6 +94,23 @@ def test_compiling_takes_no_time_from_a_search() -> None:
         while fake.seconds < 2 * compiling:
             abs(1)  # a call
         assert 60.0 - deadline.remaining >= compiling
+
+
+def test_importing_a_solver_and_loading_its_kernels_take_no_time_from_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeClock() as fake:
+        monkeypatch.setattr(numba, "slow", fake, raising=False)
+        (tmp_path / "slow_solver.py").write_text("import numba\nnumba.slow.advance(5.0)\npropose = None\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setitem(MODULES, "slow", "slow_solver")
+        deadline = Deadline(1.0)
+        load_solver("slow")
+        assert fake.seconds == 5.0
+        kernels = SimpleNamespace(load_overload=lambda: fake.advance(5.0), save_overload=None)
+        jit._fault_tolerant(kernels).load_overload()
+        assert fake.seconds == 10.0
+        assert deadline.remaining == 1.0
 
 
 def ask(folder: Path, question: str) -> list[int]:
