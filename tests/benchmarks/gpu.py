@@ -10,10 +10,11 @@ the given `--precisions`. `--models` keeps to some. `--compiled` compares `torch
 
 Bytes are of one step that finds no gradients, parameters and inputs included. "live" counts the
 storages of tensors; "allocated" and "reserved" are the peaks of CUDA's caching allocator less
-what libraries keep ("kept": cuBLAS's workspaces). "predicted" is the plan's peak, workspaces
-included, and the simulated allocator's. Times are medians of steps that take turns with the
-eager one; "over eager" is the median of the ratios less 1, between its smallest and largest.
-Where the eager step does not fit, times stand alone. The last columns name what it ran on.
+what libraries keep ("kept": cuBLAS's workspaces). "predicted" is the plan's live peak, the others
+are those of the simulated allocator. A plan has two seconds, "min" included. Times are medians of
+steps that take turns with the eager one; "over eager" is the median of the ratios less 1, between
+its smallest and largest. Where the eager step does not fit, times stand alone. The last columns
+name what it ran on.
 """
 
 from __future__ import annotations
@@ -96,13 +97,10 @@ class Case:
     model : ModelCase
         Its batch and its loss; the module computes in the precision.
     blocks : tuple of nn.Module
-    name, precision : str
     """
 
     model: ModelCase
     blocks: tuple[nn.Module, ...]
-    name: str
-    precision: str
 
     def step_of(self, module: nn.Module, *, returns_loss: bool = False) -> Step:
         """A step of a module in the place of the model's; `returns_loss` if it returns its loss."""
@@ -118,12 +116,12 @@ def make_case(name: str, precision: str) -> Case:
     options, containers, _ = MODELS[name]
     made = make_model(name, **options)
     module = made.module.cuda()
-    children = [block for name in containers for block in module.get_submodule(name).children()]
+    children = [block for container in containers for block in module.get_submodule(container).children()]
     blocks = tuple(block for block in children if any(block.children()))  # single operators save nothing
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), (made.args, dict(made.kwargs)))
     if precision == "bfloat16":
         module = Autocast(module)
-    return Case(ModelCase(module, args, kwargs, made.loss), blocks, name, precision)
+    return Case(ModelCase(module, args, kwargs, made.loss), blocks)
 
 
 def memory_of(step: Step, resident: list[Tensor], *, counted: bool = True) -> dict[str, int]:
