@@ -186,7 +186,7 @@ class UserKernel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from tests.support.pytorch.triton_kernels import Square  # CPU builds of torch have no Triton
+        from tests.support.pytorch.triton_kernels import Square
 
         self.blocks = nn.ModuleList(nn.Linear(256, 256) for _ in range(3))
         self.square = Square
