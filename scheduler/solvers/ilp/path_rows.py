@@ -142,9 +142,8 @@ class PathRows:
         """Yield by how much rows from one cut to each but the next are broken, and the rows."""
         program, count = self.program, len(self.program.cuts)
         ends = range(k + 2, count + 1)
-        # A task with variables has first run between the cuts. Of one that has run before the first, the program may
-        # not say so at the last.
-        first = np.maximum(values[self._state[ends]] - values[self._state[k]], 0.0).T
+        # A task with variables has first run between the cuts.
+        first = (values[self._state[ends]] - values[self._state[k]]).T
         available, through = self._sweep(k, values, first)
         kept = np.fromiter(program.saved[k], np.intp)
         results = [float(tensor in program.reduction.results) for tensor in program.saved[k]]
