@@ -168,7 +168,7 @@ def _answers() -> Figure:
     ax.yaxis.set_major_formatter("{x:g}")
     ax.set_xlabel("operations of the step")
     ax.set_ylabel("seconds")
-    finish(ax, columns=2)
+    finish(ax, columns=1)
     return ax.get_figure(root=True)
 
 
