@@ -161,8 +161,8 @@ def _dropout(value: Tensor, p: float, train: bool) -> Tensor:
 def _cudnn_batch_norm() -> Callable[..., object]:
     """Return cuDNN's batch norm as an operator that says which statistics it changes.
 
-    torch's decomposition runs another kernel, which rounds otherwise: with TensorFloat-32, the
-    gradients of a ResNet-50 then differ by as much as their size.
+    torch's decomposition runs another kernel, which rounds otherwise: with TensorFloat-32, some
+    gradient of a ResNet-50 then differs by half of its size.
     """
     decomposition = cast("Callable[..., object]", aten.cudnn_batch_norm.default.py_kernels[DispatchKey.Autograd])
 
