@@ -19,7 +19,7 @@ from scheduler.graph import Graph
 from scheduler.schedule import Schedule, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solvers.graph_arrays import Flags, GraphArrays, Ints, flat_rows, graph_arrays
-from scheduler.solvers.jit import compiled
+from scheduler.solvers.jit import compiled, inlined_kernel, inner_kernel
 
 Floats = npt.NDArray[np.float64]
 
@@ -253,7 +253,7 @@ def _run_with_inputs(graph, uses, s, first, step, budget):  # type: ignore[no-un
     return -1
 
 
-@compiled(inner=True)
+@inner_kernel
 def _evict_after(graph, uses, s, failed, budget):  # type: ignore[no-untyped-def]
     """Evict the largest storages computed after an operation, until it fits; return whether any was evicted."""
     found = False
@@ -271,7 +271,7 @@ def _evict_after(graph, uses, s, failed, budget):  # type: ignore[no-untyped-def
     return found
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _is_after(graph, uses, s, storage, i):  # type: ignore[no-untyped-def]
     """Return whether a tensor that is available on a storage is computed after an operation."""
     for place in range(uses.tensor_start[storage], uses.tensor_start[storage + 1]):
@@ -281,7 +281,7 @@ def _is_after(graph, uses, s, storage, i):  # type: ignore[no-untyped-def]
     return False
 
 
-@compiled(inner=True)
+@inner_kernel
 def _mark_missing(graph, s, first):  # type: ignore[no-untyped-def]
     """Lock what the operation reads, and put what must be recomputed on the stack; return their number."""
     count, done = 0, 0
@@ -301,7 +301,7 @@ def _mark_missing(graph, s, first):  # type: ignore[no-untyped-def]
         done += 1
 
 
-@compiled(inner=True)
+@inner_kernel
 def _run(graph, uses, s, i, step, budget):  # type: ignore[no-untyped-def]
     """Run an operation, after evicting what does not fit; return False if it cannot run."""
     need = _new_bytes(graph, i)
@@ -327,7 +327,7 @@ def _run(graph, uses, s, i, step, budget):  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _new_bytes(graph, i):  # type: ignore[no-untyped-def]
     """Return what a run allocates: new storages of its outputs, and its workspace.
 
@@ -348,7 +348,7 @@ def _new_bytes(graph, i):  # type: ignore[no-untyped-def]
     return need
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _add(graph, s, t):  # type: ignore[no-untyped-def]
     if s.available[t]:
         return
@@ -362,7 +362,7 @@ def _add(graph, s, t):  # type: ignore[no-untyped-def]
     s.held[storage] += 1
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _remove(graph, s, t):  # type: ignore[no-untyped-def]
     s.available[t] = False
     storage = graph.storage[t]
@@ -375,14 +375,14 @@ def _remove(graph, s, t):  # type: ignore[no-untyped-def]
         s.counts[_BYTES] -= graph.storage_bytes[storage]
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _free_if_done(graph, uses, s, t, step):  # type: ignore[no-untyped-def]
     """Free a tensor that nothing will need: neither the present step nor a later one."""
     if s.available[t] and s.locks[t] == 0 and uses.last_need[t] <= step:
         _remove(graph, s, t)
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _is_evictable(graph, uses, s, storage):  # type: ignore[no-untyped-def]
     if graph.storage_bytes[storage] == 0:
         return False
@@ -393,7 +393,7 @@ def _is_evictable(graph, uses, s, storage):  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled(inner=True)
+@inner_kernel
 def _evictable_bytes(graph, uses, s):  # type: ignore[no-untyped-def]
     total = 0
     for k in range(s.counts[_LIVE]):
@@ -402,7 +402,7 @@ def _evictable_bytes(graph, uses, s):  # type: ignore[no-untyped-def]
     return total
 
 
-@compiled(inner=True)
+@inner_kernel
 def _evict_one(graph, uses, s, step):  # type: ignore[no-untyped-def]
     """Evict a storage with all its tensors; return False if none can be evicted."""
     chosen, best = -1, -1.0
@@ -426,7 +426,7 @@ def _evict_one(graph, uses, s, step):  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled(inner=True)
+@inner_kernel
 def _evict(graph, uses, s, storage):  # type: ignore[no-untyped-def]
     """Free the tensors of a storage, and note what recomputing them would cost."""
     for place in range(uses.tensor_start[storage], uses.tensor_start[storage + 1]):
@@ -436,7 +436,7 @@ def _evict(graph, uses, s, storage):  # type: ignore[no-untyped-def]
             _remove(graph, s, t)
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _cost(graph, s, t):  # type: ignore[no-untyped-def]
     """Return about what the operations that recompute a tensor count."""
     i = graph.producer[t]

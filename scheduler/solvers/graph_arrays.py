@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.graph import Graph
-from scheduler.solvers.jit import compiled
+from scheduler.solvers.jit import compiled, inlined_kernel
 from scheduler.solvers.walk import cheapest_producers
 
 Ints = npt.NDArray[np.int64]
@@ -156,13 +156,13 @@ def decode_decisions(graph, decision, decision_at_first, most_runs):  # type: ig
     return d.runs, d.step_of, d.counts[_RUNS] if done else -1
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _push(d, tensor):  # type: ignore[no-untyped-def]
     d.stack[d.counts[_HEIGHT]] = tensor
     d.counts[_HEIGHT] += 1
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _append(d, i, step):  # type: ignore[no-untyped-def]
     """Append a run; return False if there are too many."""
     count = d.counts[_RUNS]
@@ -174,7 +174,7 @@ def _append(d, i, step):  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _recompute_wanted(graph, d, step):  # type: ignore[no-untyped-def]
     """Run what the tensors on the stack need; return False if there are too many runs."""
     while d.counts[_HEIGHT] > 0:
@@ -203,7 +203,7 @@ def _recompute_wanted(graph, d, step):  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled(inner=True)
+@inlined_kernel
 def _open_gaps(graph, d, i, decision, decision_at_first):  # type: ignore[no-untyped-def]
     """Apply the decisions after a step: drop what its gap says to drop, and open the gaps of its tensors."""
     for k in range(d.counts[_RECOMPUTED]):
@@ -228,32 +228,36 @@ def profile_runs(graph, runs):  # type: ignore[no-untyped-def]
     Frees are those of `schedule_from_runs`. The second array is aligned with the outputs of
     the runs, one after the other.
     """
-    count = runs.shape[0]
-    ends = _last_needs(graph, runs)
-    start_of, end_of, storage_of, instances = _instances(graph, runs, ends)
-    change = np.zeros(count + 2, dtype=np.int64)
-    for instance in range(instances):
-        size = graph.storage_bytes[storage_of[instance]]
-        change[start_of[instance]] += size
-        change[min(end_of[instance], count) + 1] -= size
-    memory = np.empty(count, dtype=np.int64)
-    live = 0
+    count, tensors, outputs = runs.shape[0], graph.storage.shape[0], 0
     for p in range(count):
-        live += change[p]
-        memory[p] = live + graph.workspace_bytes[runs[p]]
-    return memory, ends
+        outputs += graph.output_start[runs[p] + 1] - graph.output_start[runs[p]]
+    ends = np.empty(outputs, dtype=np.int64)
+    _find_ends(graph, runs, ends, np.full(tensors, -1, dtype=np.int64), np.zeros(tensors, dtype=np.bool_))
+    n = _Instances(
+        latest=np.full(tensors, -1, dtype=np.int64),
+        start=np.empty(outputs, dtype=np.int64),
+        end=np.full(outputs, -1, dtype=np.int64),
+        storage=np.empty(outputs, dtype=np.int64),
+    )
+    instances = _find_instances(graph, runs, ends, n)
+    memory = np.zeros(count + 2, dtype=np.int64)
+    _sum_up(graph, runs, n, instances, memory)
+    return memory[:count], ends
 
 
-@compiled(inner=True)
-def _last_needs(graph, runs):  # type: ignore[no-untyped-def]
-    """Return the position of the last run that needs each output; the number of runs for results."""
-    tensors, count = graph.storage.shape[0], runs.shape[0]
-    place = 0
-    for p in range(count):
-        place += graph.output_start[runs[p] + 1] - graph.output_start[runs[p]]
-    ends = np.empty(place, dtype=np.int64)
-    last_use = np.full(tensors, -1, dtype=np.int64)
-    computed_later = np.zeros(tensors, dtype=np.bool_)
+class _Instances(NamedTuple):
+    """The instances of a sequence of runs: their first run, last run and storage; and the last one of each tensor."""
+
+    latest: Ints
+    start: Ints
+    end: Ints
+    storage: Ints
+
+
+@inlined_kernel
+def _find_ends(graph, runs, ends, last_use, computed_later):  # type: ignore[no-untyped-def]
+    """Find the position of the last run that needs each output; the number of runs for results."""
+    count, place = runs.shape[0], ends.shape[0]
     for p in range(count - 1, -1, -1):
         i = runs[p]
         place -= graph.output_start[i + 1] - graph.output_start[i]
@@ -268,17 +272,11 @@ def _last_needs(graph, runs):  # type: ignore[no-untyped-def]
         for e in range(graph.input_start[i], graph.input_start[i + 1]):
             if last_use[graph.inputs[e]] < 0:
                 last_use[graph.inputs[e]] = p
-    return ends
 
 
-@compiled(inner=True)
-def _instances(graph, runs, ends):  # type: ignore[no-untyped-def]
-    """Return the first run, the last run and the storage of each instance, and the number of instances."""
-    total = ends.shape[0]
-    instance_of = np.full(graph.storage.shape[0], -1, dtype=np.int64)
-    start_of = np.empty(total + 1, dtype=np.int64)
-    end_of = np.full(total + 1, -1, dtype=np.int64)
-    storage_of = np.empty(total + 1, dtype=np.int64)
+@inlined_kernel
+def _find_instances(graph, runs, ends, n):  # type: ignore[no-untyped-def]
+    """Find the instances, and return their number."""
     instances = 0
     place = 0
     for p in range(runs.shape[0]):
@@ -289,19 +287,33 @@ def _instances(graph, runs, ends):  # type: ignore[no-untyped-def]
             joined = -1
             for e in range(graph.input_start[i], graph.input_start[i + 1]):
                 if graph.storage[graph.inputs[e]] == graph.storage[t]:
-                    joined = instance_of[graph.inputs[e]]
+                    joined = n.latest[graph.inputs[e]]
                     break
             if joined < 0:
                 for other in range(first, instances):
-                    if storage_of[other] == graph.storage[t]:
+                    if n.storage[other] == graph.storage[t]:
                         joined = other
                         break
             if joined < 0:
                 joined = instances
-                start_of[joined] = p
-                storage_of[joined] = graph.storage[t]
+                n.start[joined] = p
+                n.storage[joined] = graph.storage[t]
                 instances += 1
-            instance_of[t] = joined
-            end_of[joined] = max(end_of[joined], ends[place + k])
+            n.latest[t] = joined
+            n.end[joined] = max(n.end[joined], ends[place + k])
         place += graph.output_start[i + 1] - graph.output_start[i]
-    return start_of, end_of, storage_of, instances
+    return instances
+
+
+@inlined_kernel
+def _sum_up(graph, runs, n, instances, memory):  # type: ignore[no-untyped-def]
+    """Set the memory during each run; the array is zero before, and has two entries more than there are runs."""
+    count = runs.shape[0]
+    for instance in range(instances):
+        size = graph.storage_bytes[n.storage[instance]]
+        memory[n.start[instance]] += size
+        memory[min(n.end[instance], count) + 1] -= size
+    live = 0
+    for p in range(count):
+        live += memory[p]
+        memory[p] = live + graph.workspace_bytes[runs[p]]

@@ -116,3 +116,11 @@ def _fault_tolerant(cache: Any) -> Any:
 
     cache.load_overload, cache.save_overload = load_if_whole, save_if_possible
     return cache
+
+
+inner_kernel = compiled(inner=True, _nrt=False)
+"""For kernels that only kernels call and that create no array: reference counts, which took five sixths of the time
+of annealing, are disabled."""
+inlined_kernel = compiled(inner=True, _nrt=False, forceinline=True)
+"""For small ones of those: a call copies all named tuples of arrays among the arguments, which takes longer than they
+do."""

@@ -17,9 +17,9 @@ from scheduler.solvers.anneal.state import (
     SEEN,
     STALE,
     WEIGHT,
-    inner_kernel,
     kernel,
 )
+from scheduler.solvers.jit import inner_kernel
 
 FIRST_RUN_SHARE = 0.4
 """Share of the moves that shift a first run, if tasks may be reordered."""

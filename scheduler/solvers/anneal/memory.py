@@ -18,57 +18,57 @@ from scheduler.solvers.anneal.state import (
     LAST_FORWARD,
     LOG,
     LOOSE,
-    inner_kernel,
     kernel,
 )
+from scheduler.solvers.jit import inlined_kernel, inner_kernel
 
 
-@inner_kernel
-def _refresh_block(s, block):  # type: ignore[no-untyped-def]
+@inlined_kernel
+def _refresh_block(p, block):  # type: ignore[no-untyped-def]
     """Recompute a block's highest memory and its area over budget."""
     first = block * BLOCK
-    highest = s.memory[first]
+    highest = p.memory[first]
     for i in range(first + 1, first + BLOCK):
-        highest = max(highest, s.memory[i])
-    s.highest[block] = highest
-    _refresh_area(s, block)
+        highest = max(highest, p.memory[i])
+    p.highest[block] = highest
+    _refresh_area(p, block)
 
 
-@inner_kernel
-def _refresh_area(s, block):  # type: ignore[no-untyped-def]
+@inlined_kernel
+def _refresh_area(p, block):  # type: ignore[no-untyped-def]
     over = np.int64(0)
-    if s.highest[block] + s.pending[block] > 0:
-        pending = s.pending[block]
+    if p.highest[block] + p.pending[block] > 0:
+        pending = p.pending[block]
         for i in range(block * BLOCK, block * BLOCK + BLOCK):
-            over += max(np.int64(0), s.memory[i] + pending)
-    s.counts[AREA] += over - s.area[block]
-    s.area[block] = over
+            over += max(np.int64(0), p.memory[i] + pending)
+    p.counts[AREA] += over - p.area[block]
+    p.area[block] = over
 
 
 @inner_kernel
-def _add(s, first, stop, amount):  # type: ignore[no-untyped-def]
+def _add(p, first, stop, amount):  # type: ignore[no-untyped-def]
     """Add to the memory of slots first .. stop - 1."""
     if first >= stop or amount == 0:
         return
     low, high = first // BLOCK, (stop - 1) // BLOCK
     if low == high:
         for i in range(first, stop):
-            s.memory[i] += amount
-        _refresh_block(s, low)
+            p.memory[i] += amount
+        _refresh_block(p, low)
         return
     for i in range(first, (low + 1) * BLOCK):
-        s.memory[i] += amount
-    _refresh_block(s, low)
+        p.memory[i] += amount
+    _refresh_block(p, low)
     for block in range(low + 1, high):
-        s.pending[block] += amount
-        if s.area[block] > 0 or s.highest[block] + s.pending[block] > 0:
-            _refresh_area(s, block)
+        p.pending[block] += amount
+        if p.area[block] > 0 or p.highest[block] + p.pending[block] > 0:
+            _refresh_area(p, block)
     for i in range(high * BLOCK, stop):
-        s.memory[i] += amount
-    _refresh_block(s, high)
+        p.memory[i] += amount
+    _refresh_block(p, high)
 
 
-@inner_kernel
+@inlined_kernel
 def serving(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     """Return the last slot before this one that produces a tensor, and its group there; -1 for none."""
     best, group = -1, 0
@@ -83,7 +83,7 @@ def serving(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     return best, group
 
 
-@inner_kernel
+@inlined_kernel
 def last_read(m, s, tensor, after, before):  # type: ignore[no-untyped-def]
     """Return the last slot strictly between two slots that reads a tensor, or the first of the two."""
     best = after
@@ -97,7 +97,7 @@ def last_read(m, s, tensor, after, before):  # type: ignore[no-untyped-def]
     return best
 
 
-@inner_kernel
+@inlined_kernel
 def _next_run(s, ops, slot):  # type: ignore[no-untyped-def]
     """Return the first slot after this one that runs any of these operations; the number of slots for none."""
     best = s.run.shape[0]
@@ -109,19 +109,19 @@ def _next_run(s, ops, slot):  # type: ignore[no-untyped-def]
     return best
 
 
-@inner_kernel
+@inlined_kernel
 def next_production(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     """Return the first slot after this one that produces a tensor; the number of slots for none."""
     return _next_run(s, m.producers[m.producer_start[tensor] : m.producer_start[tensor + 1]], slot)
 
 
-@inner_kernel
+@inlined_kernel
 def next_read(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     """Return the first slot after this one that reads a tensor; the number of slots for none."""
     return _next_run(s, m.readers[m.reader_start[tensor] : m.reader_start[tensor + 1]], slot)
 
 
-@inner_kernel
+@inlined_kernel
 def end_of(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     """Return the last slot that needs the tensor produced at a slot."""
     following = next_production(m, s, tensor, slot)
@@ -141,9 +141,9 @@ def _refresh_instance(m, s, slot, group):  # type: ignore[no-untyped-def]
     old = s.end[slot, group]
     size = m.group_bytes[m.group_start[op] + group]
     if end > old:
-        _add(s, old + 1, end + 1, size)
+        _add(s.profile, old + 1, end + 1, size)
     elif end < old:
-        _add(s, end + 1, old + 1, -size)
+        _add(s.profile, end + 1, old + 1, -size)
     s.end[slot, group] = end
 
 
@@ -152,7 +152,7 @@ def insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
     """Insert a run into an empty slot; its inputs must be available there."""
     s.run[slot] = op
     s.fixed[slot] = fixed
-    _add(s, slot, slot + 1, HIDDEN + m.workspace[op])
+    _add(s.profile, slot, slot + 1, HIDDEN + m.workspace[op])
     k = s.times_run[op]
     while k > 0 and s.occurrences[op, k - 1] > slot:
         s.occurrences[op, k] = s.occurrences[op, k - 1]
@@ -162,7 +162,7 @@ def insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
     for e in range(m.input_start[op], m.input_start[op + 1]):
         source, group = serving(m, s, m.inputs[e], slot)
         if source >= 0 and s.end[source, group] < slot:
-            _add(s, s.end[source, group] + 1, slot + 1, m.group_bytes[m.group_start[s.run[source]] + group])
+            _add(s.profile, s.end[source, group] + 1, slot + 1, m.group_bytes[m.group_start[s.run[source]] + group])
             s.end[source, group] = slot
     for e in range(m.output_start[op], m.output_start[op + 1]):
         source, group = serving(m, s, m.outputs[e], slot)
@@ -191,8 +191,8 @@ def remove(m, s, slot):  # type: ignore[no-untyped-def]
         s.occurrences[op, later] = s.occurrences[op, later + 1]
     s.times_run[op] -= 1
     for group in range(m.group_start[op + 1] - m.group_start[op]):
-        _add(s, slot, s.end[slot, group] + 1, -m.group_bytes[m.group_start[op] + group])
-    _add(s, slot, slot + 1, -HIDDEN - m.workspace[op])
+        _add(s.profile, slot, s.end[slot, group] + 1, -m.group_bytes[m.group_start[op] + group])
+    _add(s.profile, slot, slot + 1, -HIDDEN - m.workspace[op])
     s.run[slot] = -1
     for e in range(m.input_start[op], m.input_start[op + 1]):
         source, group = serving(m, s, m.inputs[e], slot)
@@ -218,10 +218,10 @@ def load(m, s, ops, fixed, slots):  # type: ignore[no-untyped-def]
     s.counts[LOOSE] = 0
     s.counts[LOG] = 0
     s.levels[COST] = 0.0
-    s.memory[:] = -HIDDEN - m.budget[0]
-    s.pending[:] = 0
-    s.highest[:] = -HIDDEN - m.budget[0]
-    s.area[:] = 0
+    s.profile.memory[:] = -HIDDEN - m.budget[0]
+    s.profile.pending[:] = 0
+    s.profile.highest[:] = -HIDDEN - m.budget[0]
+    s.profile.area[:] = 0
     s.counts[AREA] = 0
     firsts = 0
     for i in range(ops.shape[0]):

@@ -18,8 +18,8 @@ from scheduler.solvers.anneal.state import (
     REMOVED,
     REMOVED_FIXED,
     RESERVED,
-    inner_kernel,
 )
+from scheduler.solvers.jit import inlined_kernel, inner_kernel
 
 DIRECTED_SHARE = 0.7
 """Over budget, the share of insertions that target a slot over budget."""
@@ -265,12 +265,12 @@ def _gap_over(m, s):  # type: ignore[no-untyped-def]
 @inner_kernel
 def _slot_over(s):  # type: ignore[no-untyped-def]
     """Return a random slot over budget; there must be one."""
-    blocks = s.area.shape[0]
+    blocks = s.profile.area.shape[0]
     block = pick(s, blocks)
-    while s.area[block] == 0:
+    while s.profile.area[block] == 0:
         block = (block + 1) % blocks
     place = pick(s, BLOCK)
-    while s.memory[block * BLOCK + place] + s.pending[block] <= 0:
+    while s.profile.memory[block * BLOCK + place] + s.profile.pending[block] <= 0:
         place = (place + 1) % BLOCK
     return block * BLOCK + place
 
@@ -287,7 +287,7 @@ def _is_needed(m, s, slot):  # type: ignore[no-untyped-def]
     return False
 
 
-@inner_kernel
+@inlined_kernel
 def _is_useless(m, s, slot):  # type: ignore[no-untyped-def]
     """Return whether nothing reads the outputs of the run of a slot."""
     op = s.run[slot]
@@ -297,7 +297,7 @@ def _is_useless(m, s, slot):  # type: ignore[no-untyped-def]
     return end == slot
 
 
-@inner_kernel
+@inlined_kernel
 def _empty_slot(s, low, high, near):  # type: ignore[no-untyped-def]
     """Return an empty slot strictly between two slots: the last one or a random one; -1 if none is found."""
     if high - low < 2:
@@ -318,27 +318,27 @@ def _near_or_far(s, slot, low, high):  # type: ignore[no-untyped-def]
     return _empty_slot(s, low, high, False)
 
 
-@inner_kernel
+@inlined_kernel
 def _do_insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
     insert(m, s, op, slot, fixed)
     _note(s, op, slot, INSERTED)
 
 
-@inner_kernel
+@inlined_kernel
 def _do_remove(m, s, slot):  # type: ignore[no-untyped-def]
     op, fixed = s.run[slot], s.fixed[slot]
     remove(m, s, slot)
     _note(s, op, slot, REMOVED_FIXED if fixed else REMOVED)
 
 
-@inner_kernel
+@inlined_kernel
 def _note(s, op, slot, kind):  # type: ignore[no-untyped-def]
     place = s.counts[LOG]
     s.log[place, 0], s.log[place, 1], s.log[place, 2] = op, slot, kind
     s.counts[LOG] = place + 1
 
 
-@inner_kernel
+@inlined_kernel
 def draw(s):  # type: ignore[no-untyped-def]
     """Return a random number in [0, 1), from the walker's own xorshift64* generator."""
     x = s.random[0]
@@ -349,7 +349,7 @@ def draw(s):  # type: ignore[no-untyped-def]
     return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) * 1.1102230246251565e-16
 
 
-@inner_kernel
+@inlined_kernel
 def pick(s, count):  # type: ignore[no-untyped-def]
     """Return a random integer in [0, count)."""
     return min(int(draw(s) * count), count - 1)

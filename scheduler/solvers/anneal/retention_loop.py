@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scheduler.solvers.anneal.moves import draw, pick
 from scheduler.solvers.anneal.state import Flags, Floats, Ints
 from scheduler.solvers.graph_arrays import DROP, EVICT, KEEP, GraphArrays, decode_decisions, profile_runs
-from scheduler.solvers.jit import compiled
+from scheduler.solvers.jit import compiled, inlined_kernel, inner_kernel
 
 MOST_CHANGES = 64
 """Largest number of decisions that one move changes."""
@@ -37,7 +37,8 @@ WEIGHT, BEST = range(2)
 """Entries of `RetentionState.levels`."""
 
 retention_kernel = compiled(nogil=True)
-inner_kernel = compiled(inner=True, nogil=True)
+allocating_kernel = compiled(inner=True, nogil=True)
+"""For those that only other kernels call, and that create arrays."""
 
 
 class RetentionModel(NamedTuple):
@@ -134,7 +135,7 @@ def anneal_decisions(m, s, moves, hot, cold, free, window):  # type: ignore[no-u
         _keep_if_best(m, s, now)
 
 
-@inner_kernel
+@allocating_kernel
 def _keep_if_best(m, s, now):  # type: ignore[no-untyped-def]
     if now.area == 0 and now.time < s.levels[BEST] * (1.0 - 1e-12):
         s.levels[BEST] = now.time
@@ -154,7 +155,7 @@ def _adapt_weight(s, area, window):  # type: ignore[no-untyped-def]
         s.counts[FITTING] = s.counts[SEEN] = 0
 
 
-@inner_kernel
+@allocating_kernel
 def _outcome(m, s, most):  # type: ignore[no-untyped-def]
     """Return what the decisions lead to; an infinite time and no runs if their time exceeds a limit."""
     graph, tensors = m.graph, m.graph.producer.shape[0]
@@ -176,7 +177,7 @@ def _outcome(m, s, most):  # type: ignore[no-untyped-def]
     return Outcome(runs, steps, memory, ends, offset, time, area)
 
 
-@inner_kernel
+@inlined_kernel
 def _time_of(m, s, runs, count):  # type: ignore[no-untyped-def]
     """Return the time of runs and of the views that are repeated because their base is recomputed."""
     s.version[:] = 0
@@ -194,7 +195,7 @@ def _time_of(m, s, runs, count):  # type: ignore[no-untyped-def]
     return time + _time_of_views(m, s, graph.time.shape[0])
 
 
-@inner_kernel
+@inlined_kernel
 def _time_of_views(m, s, row):  # type: ignore[no-untyped-def]
     """Run the views of a row whose base has changed since they last ran; return their time."""
     time = 0.0
@@ -324,7 +325,7 @@ def _move_first(m, old, new):  # type: ignore[no-untyped-def]
     m.step_of[i] = new
 
 
-@inner_kernel
+@inlined_kernel
 def _gap_before(m, s, tensor, step):  # type: ignore[no-untyped-def]
     """Return the gap of a tensor that is open just before a step of the order; -1 if there is none yet."""
     latest, gap = -1, -1
@@ -335,7 +336,7 @@ def _gap_before(m, s, tensor, step):  # type: ignore[no-untyped-def]
     return gap
 
 
-@inner_kernel
+@inlined_kernel
 def _decide(s, gap, decision):  # type: ignore[no-untyped-def]
     """Change a decision, and log the one before."""
     if s.counts[CHANGES] == MOST_CHANGES:
@@ -346,7 +347,7 @@ def _decide(s, gap, decision):  # type: ignore[no-untyped-def]
     _assign(s, gap, decision)
 
 
-@inner_kernel
+@inlined_kernel
 def _assign(s, gap, decision):  # type: ignore[no-untyped-def]
     s.decision[gap] = decision
     if decision != KEEP and s.place[gap] < 0:

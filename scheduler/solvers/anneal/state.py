@@ -36,9 +36,7 @@ INSERTED, REMOVED, REMOVED_FIXED = range(3)
 """Kinds of entries of `State.log`."""
 
 kernel = compiled(nogil=True, _nrt=False)
-"""No kernel of annealing creates an array, so reference counts are disabled: they took five sixths of the time."""
-inner_kernel = compiled(inner=True, nogil=True, _nrt=False)
-"""For those that only other kernels call."""
+"""For kernels that create no array either; see `inner_kernel`."""
 
 
 class Model(NamedTuple):
@@ -73,16 +71,29 @@ class Model(NamedTuple):
     budget: Ints
 
 
+class Profile(NamedTuple):
+    """Memory per slot, in blocks.
+
+    `memory` is relative to the budget, without the `pending` addition of the slot's block. Per
+    block: its `highest` memory, without the pending addition, and its `area` over budget.
+    `counts` is that of the state.
+    """
+
+    memory: Ints
+    pending: Ints
+    highest: Ints
+    area: Ints
+    counts: Ints
+
+
 class State(NamedTuple):
     """The mutable data of a walker; `run[slot]` is an operation, -1 (empty) or `RESERVED`.
 
     Per slot: `fixed` marks the runs that are never dropped: the first one of each task, by the
     task's leading operation, and of each required operation; all others are `loose`. `end` is
-    the last slot of each instance that the run produces; `memory` is relative to the budget,
-    without the block's `pending` addition. Per operation: the first `times_run` entries of
+    the last slot of each instance that the run produces. Per operation: the first `times_run` entries of
     `occurrences` are its slots, ascending; `fixed_slot` is the slot of its fixed run; `lead` is
-    the leading operation of its task. Per block: its `highest` memory, without the pending
-    addition, and its `area` over budget. `log` lists the changes of the last move, `links` is
+    the leading operation of its task. `log` lists the changes of the last move, `links` is
     scratch space of a move, `kept_run` is the best sequence that fits.
     """
 
@@ -96,10 +107,7 @@ class State(NamedTuple):
     lead: Ints
     loose: Ints
     loose_place: Ints
-    memory: Ints
-    pending: Ints
-    highest: Ints
-    area: Ints
+    profile: Profile
     log: Ints
     links: Ints
     kept_run: Ints
@@ -117,6 +125,7 @@ def new_state(model: Model, slots: int, most: int, random: npt.NDArray[np.uint64
     def zeros(*shape: int) -> Ints:
         return np.zeros(shape, dtype=np.int64)
 
+    counts = zeros(10)
     return State(
         run=zeros(slots),
         fixed=np.zeros(slots, dtype=np.bool_),
@@ -128,15 +137,12 @@ def new_state(model: Model, slots: int, most: int, random: npt.NDArray[np.uint64
         lead=zeros(operations),
         loose=zeros(slots),
         loose_place=zeros(slots),
-        memory=zeros(slots),
-        pending=zeros(blocks),
-        highest=zeros(blocks),
-        area=zeros(blocks),
+        profile=Profile(zeros(slots), zeros(blocks), zeros(blocks), zeros(blocks), counts),
         log=zeros(4 * MOST_LINKS, 3),
         links=zeros(MOST_LINKS, 2),
         kept_run=zeros(slots),
         kept_fixed=np.zeros(slots, dtype=np.bool_),
-        counts=zeros(10),
+        counts=counts,
         levels=np.zeros(3, dtype=np.float64),
         random=random,
     )

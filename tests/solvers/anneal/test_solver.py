@@ -46,7 +46,7 @@ def walker_after(graph: sc.Graph, budget: int, moves: int, *, free: bool) -> Wal
 def memory_kept(walker: Walker) -> np.ndarray:
     """Memory during each run according to the walker, relative to the budget."""
     state = walker.state
-    return (state.memory + np.repeat(state.pending, BLOCK))[state.run >= 0]
+    return (state.profile.memory + np.repeat(state.profile.pending, BLOCK))[state.run >= 0]
 
 
 def simulated(graph: sc.Graph, walker: Walker) -> tuple[sc.Simulation, np.ndarray]:
