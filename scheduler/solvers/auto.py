@@ -68,12 +68,11 @@ class AutoSettings:
         Where `anneal` gives up with a larger gap over all orders, it starts again.
     other_orders_least_seconds : float
         Least time for schedules outside the search space of an answer that is optimal in it.
-    other_orders_ratio : float
-        Further time for them, as a multiple of the time until that answer was proven.
-    other_orders_least_gain, other_orders_full_gain : float
-        Shares of the step's time that another schedule may save at most. Below the first, none is
-        searched for; from the second on, the further time is granted in full, in between in
-        proportion.
+    other_orders_ratio, other_orders_gain : float
+        Further time for them, as a multiple of the time until that answer was proven, where another
+        schedule may save this share of the step's time; in proportion where it may save more or less.
+    other_orders_least_gain : float
+        Where it may save less than this share, none is searched for.
     """
 
     slow_start: float = 1.5
@@ -92,14 +91,14 @@ class AutoSettings:
     neighborhoods_share: float = 0.25
     nothing_fits_share: float = 0.3
     hierarchical_share: float = 0.2
-    ilp_alone_seconds: float = 4.0
+    ilp_alone_seconds: float = 2.0
     ilp_alone_share: float = 0.4
     two_walkers_seconds: float = 25.0
     anneal_again_gap: float = 0.01
     other_orders_least_seconds: float = 1.0
     other_orders_ratio: float = 2.0
+    other_orders_gain: float = 5e-3
     other_orders_least_gain: float = 1e-4
-    other_orders_full_gain: float = 5e-3
 
 
 SETTINGS = AutoSettings()
@@ -284,7 +283,7 @@ class _Policy:
         gain = relative_gap(self.best.time, self.best.global_bound)
         if gain <= settings.other_orders_least_gain:
             return deadline.within(0.0)
-        more = settings.other_orders_ratio * (now - self._started) * min(1.0, gain / settings.other_orders_full_gain)
+        more = settings.other_orders_ratio * (now - self._started) * gain / settings.other_orders_gain
         self._other_orders_end = min(self._other_orders_end, now + settings.other_orders_least_seconds + more)
         return deadline.within(self._other_orders_end - now)
 
