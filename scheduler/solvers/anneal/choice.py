@@ -11,15 +11,16 @@ DISCOUNT = 0.7
 class Kind(Enum):
     """What a turn anneals, and from where."""
 
-    RUNS_FROM_START = auto()
-    """The sequence of runs, from the initial schedule."""
+    FROM_START = auto()
+    """From each known schedule that does not fit, the retention decisions or the sequence of runs; then the latter from
+    the initial schedule."""
     DECISIONS = auto()
     """Retention decisions, from the best schedule."""
     RUNS_FROM_BEST = auto()
     """The sequence of runs, from each known schedule and then from the best one."""
 
 
-CREDIT = {Kind.RUNS_FROM_START: 0.4, Kind.DECISIONS: 0.15, Kind.RUNS_FROM_BEST: 0.4}
+CREDIT = {Kind.FROM_START: 0.4, Kind.DECISIONS: 0.15, Kind.RUNS_FROM_BEST: 0.4}
 """Number of improvements that each kind is credited with, so that none is ever given up. Decisions get less,
 since their turns take longer than those over runs."""
 

@@ -318,6 +318,8 @@ class Annealing:
             runs = runs_of(self.problem.graph, begin)
             if kind is Kind.DECISIONS:
                 return walker.anneal_decisions(runs, before, length, most_moves, deadline)
+            if kind is Kind.FROM_START and begin is not start and math.isfinite(before):
+                return walker.anneal_exceeding(runs, length, most_moves, deadline)
             hot = WARM if kind is Kind.RUNS_FROM_BEST and math.isfinite(before) else HOT
             return walker.anneal_runs(runs, hot, length, most_moves, deadline)
 
@@ -338,7 +340,7 @@ class Annealing:
         ones that do not fit come before the initial one. While nothing fits, decisions begin with the smallest
         known peak.
         """
-        if kind is Kind.RUNS_FROM_START:
+        if kind is Kind.FROM_START:
             return self._exceeding.pop() if self._exceeding else None
         if self.best is None:
             return self._smallest if kind is Kind.DECISIONS else None
@@ -385,6 +387,18 @@ class _Pair:
         self.over_runs.load(runs, hot)
         self.over_runs.cool(hot, moves, deadline)
         return self.over_runs.moves - before, self.over_runs.best()
+
+    def anneal_exceeding(
+        self, runs: Sequence[int], length: float, most_moves: float, deadline: Deadline
+    ) -> tuple[int, Schedule | None]:
+        """Do the same from runs that do not fit, over their retention decisions; if that finds nothing, over them."""
+        self.over_decisions.load(runs)
+        self.coolings = 0  # the hottest one is next
+        moves, best = self.anneal_decisions(runs, math.inf, length, most_moves, deadline)
+        if best is None and moves < most_moves:
+            further, best = self.anneal_runs(runs, HOT, length, most_moves - moves, deadline)
+            moves += further
+        return moves, best
 
     def anneal_decisions(
         self, runs: Sequence[int], time: float, length: float, most_moves: float, deadline: Deadline

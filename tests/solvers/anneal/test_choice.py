@@ -28,7 +28,7 @@ def test_the_kind_that_pays_gets_most_turns_and_every_other_some(paying: Kind) -
 
 def test_where_nothing_pays_decisions_get_fewer_turns_than_either_start_of_the_runs() -> None:
     counts = chosen(60, None)
-    assert 8 <= counts[Kind.DECISIONS] < min(counts[Kind.RUNS_FROM_START], counts[Kind.RUNS_FROM_BEST])
+    assert 8 <= counts[Kind.DECISIONS] < min(counts[Kind.FROM_START], counts[Kind.RUNS_FROM_BEST])
 
 
 def test_a_kind_that_no_longer_pays_loses_its_turns() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ from scheduler.solvers import greedy
 from scheduler.solvers.anneal import propose
 from scheduler.solvers.anneal.choice import Kind
 from scheduler.solvers.anneal.contraction import Contraction
-from scheduler.solvers.anneal.solver import Annealing, Walker
+from scheduler.solvers.anneal.solver import Annealing, Walker, _Pair
 from scheduler.solvers.anneal.state import AREA, BLOCK, COST
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.smallest_peak import smallest_peak
@@ -236,5 +237,21 @@ def test_a_turn_begins_once_with_each_known_schedule_that_exceeds_the_budget() -
     for schedule in (exceeding, invalid, problem.save_everything):
         search.offer_start(schedule)
     assert search.best is None
-    begins = [search._next_begin(Kind.RUNS_FROM_START) for _ in range(2)]
+    begins = [search._next_begin(Kind.FROM_START) for _ in range(2)]
     assert begins == [exceeding, None]
+
+
+@pytest.mark.parametrize("decisions_fail", [False, True])
+def test_runs_that_do_not_fit_are_made_to_by_decisions_and_else_by_changes_of_runs(
+    decisions_fail: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = conv_net(4)
+    problem = Problem(graph, parse_budget("60%", graph))
+    pair = _Pair(problem, Contraction(graph), 0)
+    if decisions_fail:
+        monkeypatch.setattr(pair, "anneal_decisions", lambda *_: (10, None))
+    moves, schedule = pair.anneal_exceeding(runs_of(graph, problem.save_everything), 1.0, math.inf, NEVER)
+    assert schedule is not None
+    assert sc.simulate(graph, schedule).peak_bytes <= problem.budget_bytes
+    assert pair.over_decisions.moves == (0 if decisions_fail else moves)
+    assert pair.over_runs.moves == (moves - 10 if decisions_fail else 0)
