@@ -38,7 +38,7 @@ INPUT_FACTOR, IDLE_FACTOR = 3.0, 2.0
 schedules; and so does time that did not raise a bound."""
 MOST_EXCEEDING = 3
 """So many of the last points that do not fit are passed on to other searches."""
-LEAST_GLOBAL_SECONDS = 1.0
+LEAST_GLOBAL_SECONDS = 2.0
 """Least time for the bound over all orders once nothing is left to do for the input order."""
 
 
