@@ -12,8 +12,8 @@ class Kind(Enum):
     """What a turn anneals, and from where."""
 
     FROM_START = auto()
-    """From each known schedule that does not fit, the retention decisions or the sequence of runs; then the latter from
-    the initial schedule."""
+    """The sequence of runs, from the initial schedule; before that, from each known one that does not fit, after its
+    retention decisions."""
     DECISIONS = auto()
     """Retention decisions, from the best schedule."""
     RUNS_FROM_BEST = auto()

@@ -314,7 +314,7 @@ class Annealing:
         """Anneal once with each walker, and keep what is better."""
         before = self.best_time
 
-        def turn(walker: _Pair, kind: Kind, begin: Schedule) -> tuple[int, Schedule | None]:
+        def turn(walker: _Pair, kind: Kind, begin: Schedule) -> tuple[int, list[Schedule]]:
             runs = runs_of(self.problem.graph, begin)
             if kind is Kind.DECISIONS:
                 return walker.anneal_decisions(runs, before, length, most_moves, deadline)
@@ -327,9 +327,9 @@ class Annealing:
         self._rounds += 1
         kinds = [Kind.DECISIONS if only_decisions else self.choice.next() for _ in walkers]
         begins = [self._next_begin(kind) or start for kind in kinds]
-        for kind, (moves, schedule) in zip(kinds, list(pool.map(turn, walkers, kinds, begins)), strict=True):
+        for kind, (moves, found) in zip(kinds, list(pool.map(turn, walkers, kinds, begins)), strict=True):
             self.moves += moves
-            self.choice.record(kind, improved=schedule is not None and self.offer(schedule) < before)
+            self.choice.record(kind, improved=min(map(self.offer, found), default=math.inf) < before)
         if self.best_time < before:
             deadline.report(self.proposal())
 
@@ -368,8 +368,8 @@ class _Pair:
 
     def anneal_runs(
         self, runs: Sequence[int], hot: float, length: float, most_moves: float, deadline: Deadline
-    ) -> tuple[int, Schedule | None]:
-        """Anneal the runs themselves; return the number of moves and the fastest schedule that fits.
+    ) -> tuple[int, list[Schedule]]:
+        """Anneal the runs themselves; return the number of moves and the fastest schedule that fits, if there is one.
 
         Parameters
         ----------
@@ -386,23 +386,27 @@ class _Pair:
         before = self.over_runs.moves
         self.over_runs.load(runs, hot)
         self.over_runs.cool(hot, moves, deadline)
-        return self.over_runs.moves - before, self.over_runs.best()
+        best = self.over_runs.best()
+        return self.over_runs.moves - before, [] if best is None else [best]
 
     def anneal_exceeding(
         self, runs: Sequence[int], length: float, most_moves: float, deadline: Deadline
-    ) -> tuple[int, Schedule | None]:
-        """Do the same from runs that do not fit, over their retention decisions; if that finds nothing, over them."""
+    ) -> tuple[int, list[Schedule]]:
+        """Anneal the retention decisions of runs that do not fit, and then the runs themselves.
+
+        Return the number of moves and the fastest schedule that fits of each, if there is one.
+        """
         self.over_decisions.load(runs)
         self.coolings = 0  # the hottest one is next
-        moves, best = self.anneal_decisions(runs, math.inf, length, most_moves, deadline)
-        if best is None and moves < most_moves:
-            further, best = self.anneal_runs(runs, HOT, length, most_moves - moves, deadline)
-            moves += further
-        return moves, best
+        moves, found = self.anneal_decisions(runs, math.inf, length, most_moves, deadline)
+        if moves < most_moves:
+            further, others = self.anneal_runs(runs, HOT, length, most_moves - moves, deadline)
+            moves, found = moves + further, found + others
+        return moves, found
 
     def anneal_decisions(
         self, runs: Sequence[int], time: float, length: float, most_moves: float, deadline: Deadline
-    ) -> tuple[int, Schedule | None]:
+    ) -> tuple[int, list[Schedule]]:
         """Do the same over the retention decisions of the runs, in several coolings, each from the best so far.
 
         While nothing fits, each goes on from where the last one ended: memory over budget then weighs more and more.
@@ -431,4 +435,4 @@ class _Pair:
                 runs = runs_of(self.over_runs.contraction.graph, best)
             if deadline.passed:
                 break
-        return walker.moves - begun, best
+        return walker.moves - begun, [] if best is None else [best]

@@ -241,17 +241,21 @@ def test_a_turn_begins_once_with_each_known_schedule_that_exceeds_the_budget() -
     assert begins == [exceeding, None]
 
 
-@pytest.mark.parametrize("decisions_fail", [False, True])
-def test_runs_that_do_not_fit_are_made_to_by_decisions_and_else_by_changes_of_runs(
-    decisions_fail: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_do_not_fit_are_annealed_over_their_decisions_and_by_themselves() -> None:
     graph = conv_net(4)
     problem = Problem(graph, parse_budget("60%", graph))
     pair = _Pair(problem, Contraction(graph), 0)
-    if decisions_fail:
-        monkeypatch.setattr(pair, "anneal_decisions", lambda *_: (10, None))
-    moves, schedule = pair.anneal_exceeding(runs_of(graph, problem.save_everything), 1.0, math.inf, NEVER)
-    assert schedule is not None
-    assert sc.simulate(graph, schedule).peak_bytes <= problem.budget_bytes
-    assert pair.over_decisions.moves == (0 if decisions_fail else moves)
-    assert pair.over_runs.moves == (moves - 10 if decisions_fail else 0)
+    runs = runs_of(graph, problem.save_everything)
+    moves, found = pair.anneal_exceeding(runs, 1.0, math.inf, NEVER)
+    assert len(found) == 2
+    assert all(sc.simulate(graph, schedule).peak_bytes <= problem.budget_bytes for schedule in found)
+    assert min(pair.over_decisions.moves, pair.over_runs.moves) > 0
+    assert pair.over_decisions.moves + pair.over_runs.moves == moves
+
+
+def test_the_moves_of_both_are_limited_together() -> None:
+    graph = conv_net(4)
+    problem = Problem(graph, parse_budget("60%", graph))
+    pair = _Pair(problem, Contraction(graph), 0)
+    moves, _ = pair.anneal_exceeding(runs_of(graph, problem.save_everything), 1.0, 500, NEVER)
+    assert (moves, pair.over_decisions.moves, pair.over_runs.moves) == (500, 500, 0)
