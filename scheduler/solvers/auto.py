@@ -91,7 +91,7 @@ class AutoSettings:
     neighborhoods_share: float = 0.25
     nothing_fits_share: float = 0.3
     hierarchical_share: float = 0.2
-    ilp_alone_seconds: float = 2.0
+    ilp_alone_seconds: float = 4.0
     ilp_alone_share: float = 0.4
     two_walkers_seconds: float = 25.0
     anneal_again_gap: float = 0.01
