@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import combinations
 
 from hypothesis import strategies as st
 
@@ -23,33 +24,56 @@ ORDERS = st.sampled_from([True, True, False])
 
 
 def check_cut_bounds(data: st.DataObject, graph: sc.Graph) -> None:
-    """Draw a budget, an order and two chains of cuts; check the bounds.
+    """Draw a budget, an order, perhaps a pair that makes two branches of it, and chains of cuts; check the bounds.
 
-    None exceeds the true optimum, and what is absorbed does not weaken them.
+    None exceeds the true optimum, nor does the least one of branches, and what is absorbed does not weaken them. (In a
+    branch it may raise the bound: the schedules that it rules out have equals in the other one.)
     """
     problem = Problem(graph, 0)
     budget = data.draw(st.integers(problem.floor.bytes, max(problem.floor.bytes, problem.baseline.peak_bytes)))
     reorder = data.draw(ORDERS, label="reorder")
     best = optimum(graph.to_dict(), budget, "any" if reorder else "input order")
     least = math.inf if best is None else best * (1 + 1e-9)
-    precedence = Precedence(graph, reorder=reorder)
+    branches = [Precedence(graph, reorder=reorder)]
+    if reorder and (pairs := pairs_without_order(graph, branches[0])) and data.draw(st.booleans(), label="branches"):
+        first, then = data.draw(st.sampled_from(pairs), label="pair")
+        branches = [Precedence(graph, reorder=True, pairs=[pair]) for pair in ((first, then), (then, first))]
     for relaxed in (False, data.draw(st.booleans(), label="relaxed")):
-        tasks = st.lists(st.sampled_from(range(len(graph.index.tasks))), min_size=1, max_size=MOST_TASKS)
-        drawn = st.lists(tasks.map(partial(moment, graph, precedence)), min_size=1, max_size=MOST_CUTS)
-        chain = precedence.chain(data.draw(drawn, label="cuts"))
-        programs = [
-            CutRelaxation(graph, precedence, chain, [budget] * len(chain), reduction=Reduction(graph, absorbs=absorbs))
-            for absorbs in (False, True)
-        ]
-        if relaxed:
-            lines = [relax(program, Deadline(20)) for program in programs]
-            assert all(line is None or line[0] <= least for line in lines)
-        else:
-            for program in programs if data.draw(st.booleans(), label="rows over paths") else ():
-                relax(program, Deadline(20), 0.0)
-            plain, absorbed = (program.solve(Deadline(20)).bound for program in programs)
-            assert plain <= least
-            assert absorbed == plain
+        bounds = [branch_bounds(data, graph, budget, precedence, relaxed=relaxed) for precedence in branches]
+        assert all(min(of_branches) <= least for of_branches in zip(*bounds, strict=True))
+        for plain, absorbed in () if relaxed else bounds:
+            assert absorbed == plain if len(branches) == 1 else absorbed >= plain
+
+
+def branch_bounds(
+    data: st.DataObject, graph: sc.Graph, budget: int, precedence: Precedence, *, relaxed: bool
+) -> tuple[float, float]:
+    """Return the bounds of programs with the same cuts that absorb nothing, and all that can be."""
+    tasks = st.lists(st.sampled_from(range(precedence.tasks)), min_size=1, max_size=MOST_TASKS)
+    drawn = st.lists(tasks.map(partial(moment, graph, precedence)), min_size=1, max_size=MOST_CUTS)
+    chain = precedence.chain(data.draw(drawn, label="cuts"))
+    programs = [
+        CutRelaxation(graph, precedence, chain, [budget] * len(chain), reduction=Reduction(graph, absorbs=absorbs))
+        for absorbs in (False, True)
+    ]
+    if relaxed:
+        lines = (relax(program, Deadline(20)) for program in programs)
+        plain, absorbed = (0.0 if line is None else line[0] for line in lines)
+    else:
+        for program in programs if data.draw(st.booleans(), label="rows over paths") else ():
+            relax(program, Deadline(20), 0.0)
+        plain, absorbed = (program.solve(Deadline(20)).bound for program in programs)
+    return plain, absorbed
+
+
+def pairs_without_order(graph: sc.Graph, precedence: Precedence) -> list[tuple[int, int]]:
+    """Return the pairs of tasks without alternatives that every schedule runs, in either order."""
+    tasks = [task for task in necessary_tasks(graph) if len(graph.index.tasks[task]) == 1]
+    return [
+        (first, then)
+        for first, then in combinations(tasks, 2)
+        if not (precedence.precedes(first, then) or precedence.precedes(then, first))
+    ]
 
 
 def moment(graph: sc.Graph, precedence: Precedence, tasks: Sequence[int]) -> int:

@@ -29,14 +29,22 @@ class Precedence:
         If false, tasks first run in the input order. Otherwise a task comes after the producers
         of the inputs that all its alternatives share, and every backward task comes after the
         forward tasks that the forward results need.
+    pairs : iterable of (int, int), optional
+        If the order is free: only of schedules in which, of each of these pairs, the first task
+        first runs before the second. Both must run in every schedule, and have no alternatives.
 
     Moments, as arguments and in results, are numbers of tasks, or of `first_of`.
     """
 
-    def __init__(self, graph: Graph, *, reorder: bool) -> None:
+    def __init__(self, graph: Graph, *, reorder: bool, pairs: Iterable[tuple[int, int]] = ()) -> None:
         self.reorder = reorder
         self.tasks = len(graph.index.tasks)
         self._ancestors = _ancestors(graph) if reorder else []
+        for first, then in pairs:
+            added = self._ancestors[first] | 1 << first
+            for task, before in enumerate(self._ancestors):
+                if task == then or before >> then & 1:
+                    self._ancestors[task] |= added
         self._descendants: dict[int, int] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
         self._several: list[tuple[int, ...]] = []

@@ -12,6 +12,7 @@ from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.greedy import GreedySearch
 from scheduler.solvers.ilp.cut_search import CutSearch
+from scheduler.solvers.ilp.order_branches import OrderBranches
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
 
@@ -50,7 +51,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     keep at the cuts. A walk through the operations keeps these and recomputes the others when
     they are needed. If simulation shows that this schedule fits and takes the time that the
     program claims, it is optimal; otherwise the prices of memory in a linear relaxation say
-    which cuts the next program has (`CutSearch`). The two orders take turns.
+    which cuts the next program has (`CutSearch`). The two orders take turns. For any order, pairs of
+    tasks that may run in either order make branches (`OrderBranches`).
 
     Guarantee: the bounds hold for every schedule in the input order and in any order; the
     schedule is optimal in the input order if its time equals the bound, which is usually the
@@ -92,14 +94,14 @@ class _Order:
 
     Parameters
     ----------
-    problem : Problem
-    reduction : Reduction
-    reorder : bool
+    space : str
+        What the proposal calls it.
+    search : CutSearch or OrderBranches
+        What raises its bound.
     """
 
-    def __init__(self, problem: Problem, reduction: Reduction, *, reorder: bool) -> None:
-        self.space = "any order" if reorder else "input order"
-        self.search = CutSearch(problem, Precedence(problem.graph, reorder=reorder), reduction)
+    def __init__(self, space: str, search: CutSearch | OrderBranches) -> None:
+        self.space, self.search = space, search
         self.best: Schedule | None = None
         self.time = math.inf
         self.bound = 0.0
@@ -116,7 +118,9 @@ class _Search:
         self.most_programs = most_programs
         self.repair = repair and len(problem.graph.operations) <= MOST_REPAIRED
         reduction = Reduction(problem.graph, absorbs=True)
-        self.input, self.any = (_Order(problem, reduction, reorder=reorder) for reorder in (False, True))
+        self.given = CutSearch(problem, Precedence(problem.graph, reorder=False), reduction)
+        self.free = OrderBranches(problem, reduction, self.given)
+        self.input, self.any = _Order("input order", self.given), _Order("any order", self.free)
         self.exceeding: list[Schedule] = []
         self._began = clock.now()
         self._end: Deadline | None = None
@@ -129,7 +133,7 @@ class _Search:
     def proposal(self) -> Proposal:
         """Return the faster one of the schedules for the two orders, with the bounds for its order and for any."""
         found = self.any if self.any.time < self.input.time else self.input
-        messages = [f"cuts: {len(self.input.search.cuts)}"]
+        messages = [f"cuts: {len(self.given.cuts)}"]
         if self.input.bound == math.inf and not self.infeasible:
             messages.append("proven: no schedule fits in the given order; another order may")
         return Proposal(
@@ -154,8 +158,8 @@ class _Search:
             self._raise(math.inf)
             return
         if problem.reorder and len(problem.graph.operations) >= RELAXED_FIRST:
-            self.any.search.relax(self.deadline.within(SHARED_PROGRAM_SHARE * self.deadline.remaining))
-            self._raise(self.any.search.bound)
+            self.free.relax(self.deadline.within(SHARED_PROGRAM_SHARE * self.deadline.remaining))
+            self._raise(self.free.bound)
             self.deadline.report(self.proposal())
         while (order := self._next_order()) is not None:
             self._raise_bound(order)
@@ -211,7 +215,7 @@ class _Search:
 
     def _do_orders_agree(self) -> bool:
         """Return whether the last program for the input order is one for any order too."""
-        given, free = self.input.search, self.any.search
+        given, free = self.given, self.free
         everything = (1 << len(self.problem.graph.index.tasks)) - 1
         return (
             bool(given.cuts)
@@ -230,7 +234,7 @@ class _Search:
     def _repair(self) -> None:
         """Evict more tensors, greedily, until the last program's point for the input order fits."""
         greedy = GreedySearch(self.problem.graph, self.problem.budget_bytes)
-        for cut, kept in zip(self.input.search.cuts, self.input.search.live, strict=True):
+        for cut, kept in zip(self.given.cuts, self.given.live, strict=True):
             greedy.evict_across(cut, kept)
         limit = self.deadline.within(REPAIR_SHARE * self.deadline.remaining)
         greedy.fit(limit)

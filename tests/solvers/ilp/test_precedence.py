@@ -52,6 +52,21 @@ def test_a_task_that_all_of_a_moment_follow_comes_before_it() -> None:
     assert precedence.chain([first, 0]) == precedence.chain([0, first]) == [0, first]
 
 
+def test_the_order_of_a_pair_holds_for_all_that_precede_or_follow_it() -> None:
+    operations = [
+        sc.Operation("a", [], ["a"], 1.0),
+        sc.Operation("b", ["a"], ["b"], 1.0),
+        sc.Operation("c", [], ["c"], 1.0),
+        sc.Operation("d", ["c"], ["d"], 1.0),
+    ]
+    graph = sc.Graph(operations, [sc.Tensor(name, 1) for name in "abcd"], results=["b", "d"])
+    free, given = Precedence(graph, reorder=True), Precedence(graph, reorder=True, pairs=[(1, 2)])
+    assert [free.before(task) for task in range(4)] == [0, 0b0001, 0, 0b0100]
+    assert [given.before(task) for task in range(4)] == [0, 0b0001, 0b0011, 0b0111]
+    assert [given.after(task) for task in range(4)] == [0b1110, 0b1100, 0b1000, 0]
+    assert (free.unordered.tolist(), given.unordered.tolist()) == ([2, 2, 2, 2], [0, 0, 0, 0])
+
+
 def test_what_a_forward_task_needs_precedes_the_backward_though_it_may_run_there_too() -> None:
     operations = [
         sc.Operation("f", [], ["t"], 1.0),

@@ -100,10 +100,12 @@ def test_the_first_one_of_two_branches_needs_memory_for_both() -> None:
     graph, budget = step_with_two_branches(), 11
     precedence = Precedence(graph, reorder=True)
 
-    def bound(cut: int) -> float:
+    def bound(cut: int, precedence: Precedence = precedence) -> float:
         return CutRelaxation(graph, precedence, [cut], [budget]).solve(Deadline(20)).bound
 
     assert bound(2) == bound(3) == 12.0  # the other one comes first
+    for pair in ((2, 3), (3, 2)):
+        assert bound(pair[0], Precedence(graph, reorder=True, pairs=[pair])) == 17.0
     assert bound(precedence.first_of((2, 3))) == optimum(graph.to_dict(), budget, "any") == 17.0
 
 

@@ -9,6 +9,7 @@ from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp import solver
 from scheduler.solvers.ilp.cut_search import CutSearch
+from scheduler.solvers.ilp.order_branches import OrderBranches
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutRelaxation
 from scheduler.solvers.ilp.solver import propose
@@ -133,10 +134,11 @@ def test_a_long_graph_has_a_bound_over_all_orders_before_its_first_program(
     graph = conv_net(6)
     problem = Problem(graph, parse_budget("50%", graph))
 
-    def find_nothing(search: CutSearch, deadline: Deadline, slack: float = 0.0) -> None:
+    def find_nothing(search: CutSearch | OrderBranches, deadline: Deadline, slack: float = 0.0) -> None:
         deadline.stop()
 
     monkeypatch.setattr(CutSearch, "raise_bound", find_nothing)
+    monkeypatch.setattr(OrderBranches, "raise_bound", find_nothing)
     monkeypatch.setattr(solver, "RELAXED_FIRST", len(graph.operations) + (not is_long))
     proposal = propose(problem, deadline=Deadline(20), seed=0)
     assert (proposal.global_bound > problem.least_time) == is_long

@@ -1,0 +1,195 @@
+"""Bound every schedule of any order by branches: in each, some tasks first run in a given order.
+
+Where two branches of a step may run one after the other, memory peaks in either. A program for any
+order escapes: its cuts, each before the next, constrain only one of the two. Whichever runs first,
+a program that knows it has cuts in both, and bounds much better. Every schedule is in one of the
+branches, so the least of their bounds holds for all. This is the disjunctive branching of
+scheduling theory (Carlier and Pinson, 1989, "An algorithm for solving the job-shop problem").
+
+What `Reduction` absorbs runs right before its reader in some best schedule. That one is in one of
+the branches, whose bound it obeys; others of the same time, in other branches, need not obey theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from scheduler.problem import Problem
+from scheduler.schedule import Schedule
+from scheduler.simulator import simulate
+from scheduler.solution import relative_gap
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp.cut_search import CutSearch
+from scheduler.solvers.ilp.precedence import Precedence
+from scheduler.solvers.ilp.reduction import Reduction
+
+BRANCHING_SHARE = 0.5
+"""Share of the time for branching before a program is solved."""
+LEAST_GAP = 0.01
+"""Pairs are looked for while the schedules known at the start exceed the bound by more than this share: otherwise
+programs prove them sooner."""
+MOST_BRANCHES = 4
+"""Each branch needs programs of its own."""
+LEAST_GAIN = 2e-4
+"""By this share of the time of the plain step, the order of a pair must raise the bound of one of the two branches."""
+MOST_GAIN = 0.1
+"""A larger share counts as this one, so that a pair that rules out one branch is not preferred to one that raises the
+bounds of both."""
+LEAST_MOVED = 0.3
+"""A task has moved if the part of it that has run before a cut differs by this from what the input order says."""
+LEAST_BYTES = 0.005
+"""Tasks are looked at that take at least this share of what the budget leaves beside resident tensors."""
+MOST_UNORDERED = 16
+"""Cuts are looked at that at most so many tasks may precede as well as follow: where more may, the order relative to
+one of them decides little."""
+MOST_TRIED = 2
+"""After so many cuts without a pair that raises a bound, a program is solved before others are looked at."""
+MOST_PRICED = 6
+"""So many of the cuts with the highest prices are those of the relaxations that compare pairs."""
+
+
+@dataclass
+class _Branch:
+    """The schedules in which pairs of tasks first run in a given order.
+
+    Attributes
+    ----------
+    pairs : tuple of (int, int)
+        Of each pair, the first task first runs before the second.
+    search : CutSearch
+    settled : set of int
+        Tasks without a pair left to look at.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    search: CutSearch
+    settled: set[int] = field(default_factory=set)
+
+
+class OrderBranches:
+    """A lower bound on the time of every schedule of any order, raised by programs and by branching.
+
+    The cuts of the input order say where branching may help: where they hold memory at a task and
+    the relaxation for any order escapes by moving another one to the other side of it, the order of
+    the two makes two branches.
+
+    Parameters
+    ----------
+    problem : Problem
+    reduction : Reduction
+    given : CutSearch
+        That for the input order.
+
+    Attributes
+    ----------
+    precedence : Precedence
+        That of all schedules.
+    """
+
+    def __init__(self, problem: Problem, reduction: Reduction, given: CutSearch) -> None:
+        self.problem, self.reduction, self.given = problem, reduction, given
+        self.precedence = Precedence(problem.graph, reorder=True)
+        self._least = LEAST_GAIN * problem.baseline.time
+        known = (simulate(problem.graph, start) for start in problem.starts)
+        fitting = (simulation.time for simulation in known if simulation.peak_bytes <= problem.budget_bytes)
+        self._known = min(fitting, default=math.inf)
+        self._branches = [_Branch((), CutSearch(problem, self.precedence, reduction))]
+
+    @property
+    def bound(self) -> float:
+        """Lower bound on the time of every schedule."""
+        return self._lowest.search.bound
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether nothing is left to try."""
+        return self._lowest.search.is_exhausted
+
+    def relax(self, deadline: Deadline) -> None:
+        """Raise the bound by linear relaxations."""
+        self._lowest.search.relax(deadline)
+
+    def raise_bound(self, deadline: Deadline, slack: float = 0.0) -> Schedule | None:
+        """Branch while that raises bounds, and solve a program of the lowest branch; return the schedule of its point.
+
+        None if the program has no point.
+        """
+        lowest = self._lowest
+        if not lowest.search.is_priced and self._unsettled(lowest):
+            lowest.search.relax(deadline)
+        self._branch(deadline.within(BRANCHING_SHARE * deadline.remaining))
+        return self._lowest.search.raise_bound(deadline, slack)
+
+    @property
+    def _lowest(self) -> _Branch:
+        return min(self._branches, key=lambda branch: branch.search.bound)
+
+    def _branch(self, deadline: Deadline) -> None:
+        while not deadline.passed and len(self._branches) < MOST_BRANCHES:
+            if relative_gap(self._known, self.bound) <= LEAST_GAP:
+                break
+            lowest = self._lowest
+            found = self._branches_of(lowest, deadline)
+            if not found:
+                break
+            self._branches.remove(lowest)
+            self._branches += found
+
+    def _branches_of(self, branch: _Branch, deadline: Deadline) -> list[_Branch]:
+        """Return the two branches of the order of a pair that raises the bound of one of them, if there is any."""
+        search = branch.search
+        for cut in self._unsettled(branch)[:MOST_TRIED]:
+            best: list[_Branch] = []
+            for task in self._moved(search, cut, deadline):
+                priced = [cut, task, *search.binding()[:MOST_PRICED]]
+                found = [self._with_pair(branch, pair, priced, deadline) for pair in ((cut, task), (task, cut))]
+                best = max(best, found, key=lambda found: self._gain(branch, found)) if best else found
+                if deadline.passed:
+                    return []
+                if all(self._gain_of(branch, each) >= self._least for each in best):
+                    break
+            if any(self._gain_of(branch, each) >= self._least for each in best):
+                return best
+            branch.settled.add(cut)
+        return []
+
+    def _unsettled(self, branch: _Branch) -> list[int]:
+        """Return the cuts of the input order whose order relative to other tasks may be worth two branches."""
+        unordered = branch.search.precedence.unordered
+        cuts = [cut for cut in self.given.binding() if cut not in branch.settled]
+        return [cut for cut in cuts if 0 < unordered[cut] <= MOST_UNORDERED and self._has_order(cut)]
+
+    def _moved(self, search: CutSearch, cut: int, deadline: Deadline) -> Iterator[int]:
+        """Yield the last task before a cut in the input order, and the first one after it, that are moved past it."""
+        probe = CutSearch(self.problem, search.precedence, self.reduction)
+        program = probe.relax_at([cut, *search.binding()[:MOST_PRICED]], deadline)
+        has_run = program.has_run[program.cuts.index(cut)].items()
+        moved = [task for task, part in has_run if abs((part.varValue or 0.0) - (task < cut)) >= LEAST_MOVED]
+        moved = [task for task in moved if self._has_order(task) and self._is_large(task)]
+        yield from sorted((task for task in moved if task < cut), reverse=True)[:1]
+        yield from sorted(task for task in moved if task > cut)[:1]
+
+    def _with_pair(self, branch: _Branch, pair: tuple[int, int], moments: Iterable[int], deadline: Deadline) -> _Branch:
+        pairs = (*branch.pairs, pair)
+        search = CutSearch(self.problem, Precedence(self.problem.graph, reorder=True, pairs=pairs), self.reduction)
+        search.bound = branch.search.bound
+        search.relax_at(moments, deadline)
+        return _Branch(pairs, search)
+
+    def _gain_of(self, branch: _Branch, other: _Branch) -> float:
+        return min(other.search.bound - branch.search.bound, MOST_GAIN * self.problem.baseline.time)
+
+    def _gain(self, branch: _Branch, found: list[_Branch]) -> float:
+        """Return the product of what the order of a pair gains in the two branches, each at least a little."""
+        return math.prod(max(0.1 * self._least, self._gain_of(branch, each)) for each in found)
+
+    def _has_order(self, task: int) -> bool:
+        """Return whether a task first runs in every schedule, so that it comes before or after any other such one."""
+        return task in self.reduction.necessary and len(self.problem.graph.index.tasks[task]) == 1
+
+    def _is_large(self, task: int) -> bool:
+        index = self.problem.graph.index
+        size = index.allocated_bytes[index.tasks[task][0]]
+        return size >= LEAST_BYTES * (self.problem.budget_bytes - index.resident_bytes)

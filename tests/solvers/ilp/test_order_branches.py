@@ -1,0 +1,61 @@
+"""Check the bound over all orders by branches in which pairs of tasks run in a given order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+import scheduler as sc
+from scheduler.problem import Problem
+from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp import candidates, order_branches
+from scheduler.solvers.ilp.cut_search import CutSearch
+from scheduler.solvers.ilp.order_branches import OrderBranches
+from scheduler.solvers.ilp.precedence import Precedence
+from scheduler.solvers.ilp.reduction import Reduction
+from tests.support.cut_bounds import step_with_two_branches
+from tests.support.oracle import optimum
+
+
+def branches_of(graph: sc.Graph, budget: int, starts: Sequence[sc.Schedule] = ()) -> OrderBranches:
+    problem, reduction = Problem(graph, budget, starts=tuple(starts)), Reduction(graph, absorbs=True)
+    given = CutSearch(problem, Precedence(graph, reorder=False), reduction)
+    given.relax(Deadline(20))
+    return OrderBranches(problem, reduction, given)
+
+
+@pytest.fixture(autouse=True)
+def _no_moments_of_several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without branches, no program bounds `step_with_two_branches` then."""
+    monkeypatch.setattr(candidates, "MOST_JOINED", 1)
+
+
+def test_the_order_of_two_branches_of_a_step_raises_the_bound_to_the_optimum() -> None:
+    graph, budget = step_with_two_branches(), 11
+    search = branches_of(graph, budget)
+    schedules = [search.raise_bound(Deadline(20)) for _ in range(2)]  # one program for each order of the two
+    assert search.bound == optimum(graph.to_dict(), budget, "any") == 17.0
+    assert [search.precedence.precedes(*pair) for pair in ((2, 3), (3, 2))] == [False, False]
+    for schedule in schedules:
+        assert schedule is not None
+        simulation = sc.simulate(graph, schedule)
+        assert (simulation.time, simulation.peak_bytes) == (17.0, 11)
+
+
+def test_without_branches_no_cut_bounds_a_step_with_two_of_them() -> None:
+    branches = branches_of(step_with_two_branches(), 11)
+    search = CutSearch(branches.problem, branches.precedence, branches.reduction)
+    while not search.is_exhausted:
+        search.raise_bound(Deadline(20))
+    assert search.bound == 12.0
+
+
+def test_no_pair_is_looked_for_while_a_known_schedule_is_near_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, budget = step_with_two_branches(), 11
+    known = sc.solve(graph, budget).schedule
+    monkeypatch.setattr(order_branches, "LEAST_GAP", 0.5)
+    search = branches_of(graph, budget, [known])
+    for _ in range(2):
+        search.raise_bound(Deadline(20))
+    assert search.bound == 12.0
