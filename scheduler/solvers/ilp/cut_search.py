@@ -66,8 +66,6 @@ class CutSearch:
     Attributes
     ----------
     bound : float
-    relaxed : float
-        The best bound of a linear relaxation.
     cuts : list of int
         Those of the last program, each before the next.
     live : tuple of frozenset of int
@@ -79,7 +77,7 @@ class CutSearch:
     def __init__(self, problem: Problem, precedence: Precedence, reduction: Reduction) -> None:
         self.problem, self.precedence, self.reduction = problem, precedence, reduction
         self.candidates = Candidates(problem, precedence, reduction)
-        self.bound, self.relaxed = 0.0, problem.least_time
+        self.bound = 0.0
         self.cuts: list[int] = []
         self.live: tuple[frozenset[int], ...] = ()
         self.is_exhausted = False
@@ -92,6 +90,8 @@ class CutSearch:
         self._is_joined = True
         """Whether joining further moments has ended by itself, rather than for lack of time."""
         self._tried: set[tuple[int, ...]] = set()
+        self._relaxed = problem.least_time
+        """The best bound of a linear relaxation."""
         self._paths: dict[PathRow, None] = {}
         """Rows of earlier programs."""
         self._whole = MOST_CUTS
@@ -142,9 +142,9 @@ class CutSearch:
         Of moments without precedence, the earlier ones are taken. If no relaxation has bounded better, those with a
         price are among the moments of the next one.
         """
-        known = self.relaxed
+        known = self._relaxed
         program, prices = self._relax(self.precedence.chain(list(moments)), deadline)
-        if prices and self.relaxed > known:
+        if prices and self._relaxed > known:
             self._prices = dict.fromkeys(program.cuts, 0.0) | prices
             self._add((*program.cuts, *self.candidates.first()))
         return program
@@ -180,7 +180,7 @@ class CutSearch:
             if relaxed is None or len(chain) >= len(self._dearest()):
                 return program
             self.bound = max(self.bound, relaxed)
-            if relaxed - least >= LEAST_RELAXED * (self.relaxed - least):
+            if relaxed - least >= LEAST_RELAXED * (self._relaxed - least):
                 return program
             self._step = len(chain) - len(self._best) + max(1, len(chain) // 2)
         return None
@@ -246,14 +246,14 @@ class CutSearch:
         """
         self._is_joined = False
         while not deadline.passed:
-            known = self.relaxed - self.problem.least_time
+            known = self._relaxed - self.problem.least_time
             schedule = self._decode(program, program.live(0.5), program.have_run())
             priced = sorted(prices, key=lambda moment: -prices[moment])
             cuts = self.candidates.joined(priced or program.cuts, schedule)
             cuts += self.candidates.exceeded(schedule)[: max(0, FEW_CUTS - len(cuts))]
             cuts = self.precedence.chain(cuts)
             found = (program, {}) if cuts == program.cuts else self._relax(cuts, deadline)
-            if self.relaxed - self.problem.least_time <= (1 + LEAST_JOINED) * known:
+            if self._relaxed - self.problem.least_time <= (1 + LEAST_JOINED) * known:
                 self._is_joined = not deadline.passed
                 break
             program, prices = found
@@ -269,7 +269,7 @@ class CutSearch:
         if found is None:
             return program, {}
         bound, prices = found
-        self.bound, self.relaxed = max(self.bound, bound), max(self.relaxed, bound)
+        self.bound, self._relaxed = max(self.bound, bound), max(self._relaxed, bound)
         least = LEAST_PRICE * math.fsum(prices)
         return program, {cut: price for cut, price in zip(cuts, prices, strict=True) if price > least}
 

@@ -60,7 +60,7 @@ class _Branch:
         Of each pair, the first task first runs before the second.
     search : CutSearch
     settled : set of int
-        Tasks without a pair left to look at.
+        Cuts of the input order without a pair left to look at.
     """
 
     pairs: tuple[tuple[int, int], ...]
