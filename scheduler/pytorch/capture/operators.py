@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, fx
@@ -164,7 +165,7 @@ def is_getitem(node: fx.Node) -> bool:
 
 def owner(node: fx.Node) -> fx.Node:
     """Return the call that produces a node's value."""
-    return node.args[0] if is_getitem(node) else node  # type: ignore[return-value]
+    return cast("fx.Node", node.args[0]) if is_getitem(node) else node
 
 
 def output_values(node: fx.Node) -> list[object]:

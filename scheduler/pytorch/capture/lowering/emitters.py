@@ -35,6 +35,7 @@ from scheduler.pytorch.capture.operators import (
     returns_nothing,
 )
 from scheduler.pytorch.measurement.rng import default_generator
+from scheduler.pytorch.torch_private.operators import OpOverload
 
 _SCALAR_BYTES = 8
 """Incoming gradients of at most this size are results: freeing them gains nothing."""
@@ -116,7 +117,8 @@ class Emitter:
     def counter(self, node: fx.Node) -> None:
         """Change a counter in place."""
         args = cast("tuple[object, ...]", self._builder.with_refs(node.args))
-        call = Call(node, UPDATES[node.target], args, {}, (), has_several=False)  # type: ignore[index]
+        update = UPDATES[cast(OpOverload, node.target)]
+        call = Call(node, update, args, {}, (), has_several=False)
         name, layer = self._name_and_layer(node)
         counter = self._builder.tensor_of[self._analysis.counters[node]]
         self._builder.add_operation(name, call, [counter], [], layer=layer)
