@@ -348,7 +348,8 @@ def _with_smallest_peak(problem: Problem, proposal: Proposal, solution: Solution
     problem = replace(problem, starts=tuple(schedule for schedule in known if schedule is not None))
     if solution.schedule is not None:
         with stopped_by_interrupt(deadline):
-            peak_bytes = quick_peak(problem, deadline, only_known=was_searched)
+            is_persistent = proposal.search_space == "persistent"
+            peak_bytes = quick_peak(problem, deadline, only_known=was_searched, is_persistent=is_persistent)
         return replace(solution, smallest_peak_bytes=peak_bytes)
     deadline = Deadline(max(MIN_EXPLANATION_SECONDS, deadline.remaining))
     with stopped_by_interrupt(deadline):

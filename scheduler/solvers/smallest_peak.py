@@ -29,6 +29,8 @@ _MOST_RUNS_PER_OPERATION = 32
 _MOST_GREEDY_BUDGETS = 8
 _MOST_EXACT_LAYERS = 100
 """The smallest persistent peak of a chain of at most so many layers is computed exactly."""
+_MOST_COUNTED_LAYERS = 1000
+"""For a chain of at most so many layers, that peak without its schedule takes no longer than to simulate others."""
 _SQUEEZE_STEPS = 1000
 """`squeeze` ends when the gap is one step: the distance from the floor to the save-everything peak over this."""
 _FLOOR_SHARE = 0.3
@@ -82,12 +84,22 @@ def share_for_peak(deadline: Deadline) -> Deadline:
     return deadline.within(max(_SHARE_OF_TIME * deadline.remaining, quick))
 
 
-def quick_peak(problem: Problem, deadline: Deadline, *, only_known: bool = False) -> int:
-    """Return the smallest peak in bytes of the problem's starts and, unless `only_known`, of what keeps little."""
+def quick_peak(problem: Problem, deadline: Deadline, *, only_known: bool = False, is_persistent: bool = False) -> int:
+    """Return the smallest peak in bytes of the problem's starts and, unless `only_known`, of what keeps little.
+
+    That is what solvers find that keep little and need no compiled kernels; but for a chain whose answer is persistent
+    the smallest peak of all such schedules, unless the chain is long or time is up before.
+    """
     search = _PeakSearch(replace(problem, budget_bytes=0), deadline)
     for start in problem.starts:
         search.offer(start)
-    for name in () if only_known else _FRUGAL_SOLVERS:
+    if only_known:
+        return search.peak_bytes
+    chain = problem.chain
+    if is_persistent and chain is not None and len(chain.layers) <= _MOST_COUNTED_LAYERS:
+        with suppress(TimeoutError):
+            return min(search.peak_bytes, _least_persistent_peak(chain, deadline))
+    for name in _FRUGAL_SOLVERS:
         search.ask(name, problem.floor.bytes)
     return search.peak_bytes
 
@@ -110,7 +122,8 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
         search.offer(start)
     chain = _short_chain(problem)
     if chain is not None and not search.fits:
-        search.ask("dp", _least_persistent_peak(chain))
+        with suppress(TimeoutError):
+            search.ask("dp", _least_persistent_peak(chain, deadline))
     search.walk(search.late.graph)
     for name in _FRUGAL_SOLVERS:
         search.ask(name, problem.floor.bytes)
@@ -264,8 +277,8 @@ def _short_chain(problem: Problem) -> Chain | None:
     return chain if chain is not None and len(chain.layers) <= _MOST_EXACT_LAYERS else None
 
 
-def _least_persistent_peak(chain: Chain) -> int:
+def _least_persistent_peak(chain: Chain, deadline: Deadline) -> int:
     with imported("dp"):
         # Imported on first use: `import scheduler` must not need numba.
-        from scheduler.solvers.dp.solver import chain_frontier
-    return chain_frontier(chain)[0][0]
+        from scheduler.solvers.dp.solver import least_persistent_peak
+    return least_persistent_peak(chain, deadline)

@@ -107,11 +107,21 @@ class PrunedSearch:
             self.unfinished = str(error)
             return self._best_schedule()
 
-    def _run(self) -> Schedule | None:
+    def find_least_bytes(self) -> int:
+        """Return `least_bytes`, which take a cubic number of steps to find.
+
+        Raises
+        ------
+        TimeoutError
+            If the deadline passes.
+        """
         for low, high in self._chunks():
             fill_least_bytes(self.costs.arrays, self._states, low, high, self._sweeps, self._need)
         self.least_bytes = int(self._need[self._root])
-        if self.least_bytes > self.free:
+        return self.least_bytes
+
+    def _run(self) -> Schedule | None:
+        if self.find_least_bytes() > self.free:
             self.bound = math.inf
             return None
         for limit in self._limits():

@@ -19,7 +19,7 @@ from scheduler.solvers.dp.costs import chain_costs, chain_states
 from scheduler.solvers.dp.dynamic_program import whole_frontier
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.dp.pruned_search import PrunedSearch
-from scheduler.solvers.dp.solver import chain_frontier, propose
+from scheduler.solvers.dp.solver import chain_frontier, least_persistent_peak, propose
 from scheduler.solvers.dp.two_passes import TwoPasses
 from tests.support.deadlines import CountedDeadline
 from tests.support.examples import examples
@@ -97,6 +97,7 @@ def test_unpruned_program_pruned_one_and_exhaustive_search_agree(chain: sc.Chain
         assert follows_input_order(chain.graph, schedule)
         assert pruned_time(chain, peak) == time
     least = frontier[0][0]
+    assert least_persistent_peak(chain, CountedDeadline(100)) == least
     assert fastest_schedule(chain, least - 1) is None
     assert pruned_time(chain, least - 1) == math.inf
 
@@ -283,6 +284,16 @@ def test_out_of_time_segments_on_several_levels_answer_where_two_passes_do_not_f
     simulated = sc.simulate(chain.graph, proposal.schedule)
     assert simulated.peak_bytes <= budget
     assert proposal.bound <= simulated.time
+
+
+def test_an_answer_for_a_long_chain_names_the_smallest_peak_of_all_persistent_schedules() -> None:
+    chain = random_chain(9, 120)
+    least = sc.solve(chain, "50%", solver="dp").smallest_peak_bytes
+    assert least is not None
+    fitting, failing = (sc.solve(chain, budget, solver="dp", time_limit=60) for budget in (least, least - 1))
+    assert fitting.peak_bytes == least
+    assert failing.schedule is None
+    assert f"the smallest peak of one is {least} bytes" in " ".join(failing.messages)
 
 
 def chain_budget(chain: sc.Chain, share: float) -> int:
