@@ -28,15 +28,13 @@ from scheduler.solvers.ilp.reduction import Reduction
 BRANCHING_SHARE = 0.5
 """Share of the time for branching before a program is solved."""
 LEAST_GAP = 0.01
-"""Pairs are looked for while the schedules known at the start exceed the bound by more than this share: otherwise
-programs prove them sooner."""
+"""Pairs are looked for while the fastest known schedule exceeds the bound by more than this share: otherwise programs
+prove it sooner."""
 MOST_BRANCHES = 4
 """Each branch needs programs of its own."""
 LEAST_GAIN = 2e-4
-"""By this share of the time of the plain step, the order of a pair must raise the bound of one of the two branches."""
-MOST_GAIN = 0.1
-"""A larger share counts as this one, so that a pair that rules out one branch is not preferred to one that raises the
-bounds of both."""
+"""By this share of the time of the plain step, the order of a pair must raise the bounds of both branches: the lowest
+one is that of the step."""
 LEAST_MOVED = 0.3
 """A task has moved if the part of it that has run before a cut differs by this from what the input order says."""
 LEAST_BYTES = 0.005
@@ -45,7 +43,7 @@ MOST_UNORDERED = 16
 """Cuts are looked at that at most so many tasks may precede as well as follow: where more may, the order relative to
 one of them decides little."""
 MOST_TRIED = 2
-"""After so many cuts without a pair that raises a bound, a program is solved before others are looked at."""
+"""After so many cuts without a pair that raises the bounds, a program is solved before others are looked at."""
 MOST_PRICED = 6
 """So many of the cuts with the highest prices are those of the relaxations that compare pairs."""
 
@@ -86,6 +84,8 @@ class OrderBranches:
     ----------
     precedence : Precedence
         That of all schedules.
+    known : float
+        The time of the fastest schedule that is known.
     """
 
     def __init__(self, problem: Problem, reduction: Reduction, given: CutSearch) -> None:
@@ -94,7 +94,7 @@ class OrderBranches:
         self._least = LEAST_GAIN * problem.baseline.time
         known = (simulate(problem.graph, start) for start in problem.starts)
         fitting = (simulation.time for simulation in known if simulation.peak_bytes <= problem.budget_bytes)
-        self._known = min(fitting, default=math.inf)
+        self.known = min(fitting, default=math.inf)
         self._branches = [_Branch((), CutSearch(problem, self.precedence, reduction))]
 
     @property
@@ -128,7 +128,7 @@ class OrderBranches:
 
     def _branch(self, deadline: Deadline) -> None:
         while not deadline.passed and len(self._branches) < MOST_BRANCHES:
-            if relative_gap(self._known, self.bound) <= LEAST_GAP:
+            if relative_gap(self.known, self.bound) <= LEAST_GAP:
                 break
             lowest = self._lowest
             found = self._branches_of(lowest, deadline)
@@ -138,20 +138,16 @@ class OrderBranches:
             self._branches += found
 
     def _branches_of(self, branch: _Branch, deadline: Deadline) -> list[_Branch]:
-        """Return the two branches of the order of a pair that raises the bound of one of them, if there is any."""
+        """Return the two branches of the order of a pair that raises the bounds of both, if there is any."""
         search = branch.search
         for cut in self._unsettled(branch)[:MOST_TRIED]:
-            best: list[_Branch] = []
             for task in self._moved(search, cut, deadline):
                 priced = [cut, task, *search.binding()[:MOST_PRICED]]
                 found = [self._with_pair(branch, pair, priced, deadline) for pair in ((cut, task), (task, cut))]
-                best = max(best, found, key=lambda found: self._gain(branch, found)) if best else found
+                if min(each.search.bound for each in found) >= search.bound + self._least:
+                    return found
                 if deadline.passed:
                     return []
-                if all(self._gain_of(branch, each) >= self._least for each in best):
-                    break
-            if any(self._gain_of(branch, each) >= self._least for each in best):
-                return best
             branch.settled.add(cut)
         return []
 
@@ -177,13 +173,6 @@ class OrderBranches:
         search.bound = branch.search.bound
         search.relax_at(moments, deadline)
         return _Branch(pairs, search)
-
-    def _gain_of(self, branch: _Branch, other: _Branch) -> float:
-        return min(other.search.bound - branch.search.bound, MOST_GAIN * self.problem.baseline.time)
-
-    def _gain(self, branch: _Branch, found: list[_Branch]) -> float:
-        """Return the product of what the order of a pair gains in the two branches, each at least a little."""
-        return math.prod(max(0.1 * self._least, self._gain_of(branch, each)) for each in found)
 
     def _has_order(self, task: int) -> bool:
         """Return whether a task first runs in every schedule, so that it comes before or after any other such one."""

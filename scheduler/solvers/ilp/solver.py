@@ -247,4 +247,5 @@ class _Search:
         fits = simulation.peak_bytes <= self.problem.budget_bytes
         if fits and simulation.time < order.time:
             order.best, order.time = schedule, simulation.time
+            self.free.known = min(self.free.known, simulation.time)
         return fits
