@@ -41,6 +41,8 @@ and those that then have a price once more, as closely as a program is relaxed."
 LEAST_RELAXED = 0.96
 """A program is solved if its relaxation adds at least this share of what that of the priced moments adds to the time
 of the plain step; otherwise it gets more cuts."""
+KEPT_PARTS = (0.3, 0.7)
+"""Parts of a tensor; for each of them, a schedule keeps the tensors of which a relaxation's point keeps more."""
 LEAST_GAIN = 1e-6
 """A program that raises the bound by this share has paid."""
 
@@ -123,8 +125,11 @@ class CutSearch:
         self._add(exceeded)
         return schedule
 
-    def relax(self, deadline: Deadline) -> None:
-        """Raise the bound by linear relaxations; the next programs go by their prices."""
+    def relax(self, deadline: Deadline) -> CutRelaxation | None:
+        """Raise the bound by linear relaxations, and return one of them, if any was solved.
+
+        The next programs go by their prices.
+        """
         if not self._prices:
             self._add((*self._best, *self._exceeded, *self.candidates.first()))
         program, prices = self._relax(self._moments, deadline, ROUGH_PART)
@@ -135,6 +140,7 @@ class CutSearch:
             prices = self._join(program, prices, deadline.within(JOINS_SHARE * deadline.remaining))
         self._moments = self.precedence.chain([*prices, *self._moments])
         self._prices = dict.fromkeys(self._moments, 0.0) | prices
+        return program if prices else None
 
     def relax_at(self, moments: Iterable[int], deadline: Deadline) -> CutRelaxation:
         """Raise the bound by a relaxation with these moments, and return it.
@@ -148,6 +154,10 @@ class CutSearch:
             self._prices = dict.fromkeys(program.cuts, 0.0) | prices
             self._add((*program.cuts, *self.candidates.first()))
         return program
+
+    def points(self, program: CutRelaxation) -> list[Schedule]:
+        """Return schedules that keep what the point of a relaxation keeps more of than some part."""
+        return [self._decode(program, program.live(part), program.have_run()) for part in KEPT_PARTS]
 
     @property
     def is_priced(self) -> bool:

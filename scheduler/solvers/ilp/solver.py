@@ -37,6 +37,10 @@ that is tried: in larger ones it takes as long as a program."""
 INPUT_FACTOR, IDLE_FACTOR = 3.0, 2.0
 """When the two orders take turns, time for the input order counts so many times, since its bound holds for fewer
 schedules; and so does time that did not raise a bound."""
+FAR_GAP, FAR_SHARE = 0.5, 0.25
+"""If the fastest known schedule exceeds the bound by more than the first share of its time after a program, a linear
+relaxation for the input order follows, in the second share of the remaining time: its points lead other searches to
+schedules that walks and greedy searches do not find."""
 MOST_EXCEEDING = 3
 """So many of the last points that do not fit are passed on to other searches."""
 LEAST_GLOBAL_SECONDS = 2.0
@@ -163,11 +167,26 @@ class _Search:
             self.deadline.report(self.proposal())
         while (order := self._next_order()) is not None:
             self._raise_bound(order)
+            if self.input.programs == 1 and self._is_far:
+                self._relax_given()
 
     def _raise(self, bound: float) -> None:
         """Take over a bound for any order, which holds for the input order too."""
         self.any.bound = max(self.any.bound, bound)
         self.input.bound = max(self.input.bound, bound)
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether known schedules are so slow that points that do not fit are better starts for other searches."""
+        return not self.given.is_priced and relative_gap(self.free.known, self.input.bound) > FAR_GAP
+
+    def _relax_given(self) -> None:
+        """Relax the program for the input order at many moments, and take over its bound and its points."""
+        program = self.given.relax(self.deadline.within(FAR_SHARE * self.deadline.remaining))
+        self.input.bound = max(self.input.bound, self.given.bound)
+        for schedule in self.given.points(program) if program else ():
+            self._take(schedule, self.input)
+        self.deadline.report(self.proposal())
 
     def _next_order(self) -> _Order | None:
         """Return the order that gets the next program; None ends the search."""
@@ -207,8 +226,7 @@ class _Search:
         order.bound = max(order.bound, search.bound)
         order.spent += (clock.now() - began) * (1.0 if order.bound > known else IDLE_FACTOR)
         if schedule is not None:
-            if not self._keep_if_better(schedule, order):
-                self.exceeding = [*self.exceeding, schedule][-MOST_EXCEEDING:]
+            self._take(schedule, order)
             if order is self.input and self.repair and not self._is_closed(order.time, order):
                 self._repair()
         self.deadline.report(self.proposal())
@@ -240,6 +258,11 @@ class _Search:
         greedy.fit(limit)
         greedy.restore(limit)
         self._keep_if_better(greedy.schedule(), self.input)
+
+    def _take(self, schedule: Schedule, order: _Order) -> None:
+        """Keep the schedule of a point if it fits and is faster, or as one that does not fit."""
+        if not self._keep_if_better(schedule, order):
+            self.exceeding = [*self.exceeding, schedule][-MOST_EXCEEDING:]
 
     def _keep_if_better(self, schedule: Schedule, order: _Order) -> bool:
         """Keep a schedule if it fits and is faster; return whether it fits."""

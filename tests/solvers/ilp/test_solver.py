@@ -12,7 +12,7 @@ from scheduler.solvers.ilp.cut_search import CutSearch
 from scheduler.solvers.ilp.order_branches import OrderBranches
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutRelaxation
-from scheduler.solvers.ilp.solver import propose
+from scheduler.solvers.ilp.solver import propose, propose_with_programs
 from tests.support.fake_clock import FakeClock
 from tests.support.oracle import optimum
 from tests.support.training_graphs import conv_net, uniform_chain
@@ -143,6 +143,17 @@ def test_a_long_graph_has_a_bound_over_all_orders_before_its_first_program(
     proposal = propose(problem, deadline=Deadline(20), seed=0)
     assert (proposal.global_bound > problem.least_time) == is_long
     assert proposal.global_bound <= sc.solve(graph, "50%", solver="ilp").time
+
+
+@pytest.mark.parametrize("is_near", [False, True])
+def test_points_of_a_relaxation_are_passed_on_where_known_schedules_are_far_from_the_bound(is_near: bool) -> None:
+    graph = conv_net(6)
+    budget = parse_budget("40%", graph)
+    known = sc.solve(graph, budget, solver="greedy" if is_near else "recompute-all", time_limit=2).schedule
+    assert known is not None
+    found = propose_with_programs(Problem(graph, budget, starts=(known,)), Deadline(20), 1)
+    assert len(found.exceeding) == (1 if is_near else 3)  # that of the program, and two of the relaxation
+    assert all(sc.simulate(graph, schedule).peak_bytes > budget for schedule in found.exceeding)
 
 
 def test_a_program_without_time_claims_no_more_than_that_all_operations_run() -> None:
