@@ -28,9 +28,9 @@ _MOST_RUNS_PER_OPERATION = 32
 """A step that recomputes more takes that many times as long, and to simulate its schedule takes seconds."""
 _MOST_GREEDY_BUDGETS = 8
 _MOST_EXACT_LAYERS = 100
-"""The smallest persistent peak of a chain of at most so many layers is computed exactly."""
+"""For a chain of at most so many layers, a schedule with the smallest persistent peak is found exactly."""
 _MOST_COUNTED_LAYERS = 1000
-"""For a chain of at most so many layers, that peak without its schedule takes no longer than to simulate others."""
+"""For one of at most so many, that peak without its schedule takes no longer than to simulate other schedules."""
 _SQUEEZE_STEPS = 1000
 """`squeeze` ends when the gap is one step: the distance from the floor to the save-everything peak over this."""
 _FLOOR_SHARE = 0.3

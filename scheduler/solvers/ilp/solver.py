@@ -178,7 +178,8 @@ class _Search:
     @property
     def _is_far(self) -> bool:
         """Whether known schedules are so slow that points that do not fit are better starts for other searches."""
-        return not self.given.is_priced and relative_gap(self.free.known, self.input.bound) > FAR_GAP
+        bound = self.input.bound
+        return not self.given.is_priced and bound < math.inf and relative_gap(self.free.known, bound) > FAR_GAP
 
     def _relax_given(self) -> None:
         """Relax the program for the input order at many moments, and take over its bound and its points."""

@@ -156,6 +156,29 @@ def test_points_of_a_relaxation_are_passed_on_where_known_schedules_are_far_from
     assert all(sc.simulate(graph, schedule).peak_bytes > budget for schedule in found.exceeding)
 
 
+def test_where_no_schedule_fits_in_the_input_order_nothing_is_relaxed_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations = [
+        sc.Operation("a", ["x"], ["r"], 1.0, repeatable=False),
+        sc.Operation("b", ["x"], ["t"], 1.0),
+        sc.Operation("c", ["t"], ["s"], 1.0),
+    ]
+    sizes = {"x": 1, "r": 10, "t": 10, "s": 1}
+    graph = sc.Graph(operations, [sc.Tensor(name, size) for name, size in sizes.items()], ["x"], ["r", "s"])
+    budget = 13  # b beside r needs 21; the other order needs 12
+    relaxed: list[bool] = []  # whether the order was free
+    relax = CutSearch.relax
+
+    def recorded(search: CutSearch, deadline: Deadline) -> CutRelaxation | None:
+        relaxed.append(search.precedence.reorder)
+        return relax(search, deadline)
+
+    monkeypatch.setattr(CutSearch, "relax", recorded)
+    found = propose_with_programs(Problem(graph, budget), Deadline(20), 1)
+    assert "no schedule fits in the given order" in found.messages[1]
+    assert found.global_bound == 3.0
+    assert False not in relaxed
+
+
 def test_a_program_without_time_claims_no_more_than_that_all_operations_run() -> None:
     graph = conv_net(6)
     precedence = Precedence(graph, reorder=False)
