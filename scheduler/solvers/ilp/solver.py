@@ -167,7 +167,7 @@ class _Search:
             self.deadline.report(self.proposal())
         while (order := self._next_order()) is not None:
             self._raise_bound(order)
-            if self.input.programs == 1 and self._is_far:
+            if self._is_far:
                 self._relax_given()
 
     def _raise(self, bound: float) -> None:
