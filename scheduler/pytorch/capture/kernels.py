@@ -53,7 +53,8 @@ def _dropout_backward(ctx: Any, gradient: Tensor, _: None) -> tuple[object, ...]
 def _lstm_layer(*args: object) -> tuple[Tensor, ...]:
     """Run an LSTM layer as eager does: it returns what its backward needs only where gradients are on."""
     with torch.enable_grad(), below_autograd():
-        return aten.mkldnn_rnn_layer.default(*args)  # type: ignore[no-any-return]
+        found: tuple[Tensor, ...] = aten.mkldnn_rnn_layer.default(*args)
+        return found
 
 
 _LIBRARY.impl("dropout", _dropout, "CPU")

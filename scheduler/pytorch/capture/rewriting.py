@@ -7,6 +7,7 @@ afterwards would undo recomputation.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -22,6 +23,7 @@ from scheduler.pytorch.capture.operators import (
     storage_key,
 )
 from scheduler.pytorch.torch_private.aot import GradAOTOutput
+from scheduler.pytorch.torch_private.operators import OpOverload
 
 
 def rewrite(module: fx.GraphModule) -> None:
@@ -166,19 +168,21 @@ def _insert_copy(graph: fx.Graph, returned: fx.Node, value: fx.Node, like: Tenso
     with graph.inserting_before(returned):
         if order is not None and not like.is_contiguous():
             inverse = [order.index(dim) for dim in range(like.dim())]
-            parts = [(aten.permute.default, (order,), {}), _CLONE, (aten.permute.default, (inverse,), {})]
+            parts: list[_Part] = [(aten.permute.default, (order,), {}), _CLONE, (aten.permute.default, (inverse,), {})]
         else:
             parts = [_CLONE]
         for target, rest, options in parts:
             fake = value.meta["val"]
             with fake.fake_mode:
                 result = target(fake, *rest, **options)
-            value = graph.call_function(target, (value, *rest), options)  # type: ignore[arg-type]
+            value = graph.call_function(target, (value, *rest), options)
             value.meta = {"val": result, "partitioner_tag": "is_backward"}
     return value
 
 
-_CLONE = (aten.clone.default, (), {"memory_format": torch.contiguous_format})
+_Part = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
+"""An operator, and its arguments after the first."""
+_CLONE: _Part = (aten.clone.default, (), {"memory_format": torch.contiguous_format})
 
 
 def _remove_unused(graph: fx.Graph) -> None:

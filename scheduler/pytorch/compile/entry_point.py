@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import fx
 
@@ -63,13 +64,13 @@ def compile_graph(
     return planned(module, inputs)
 
 
-def _backend_for(options: Mapping[str, object], mode: str | None) -> Backend:
+def _backend_for(options: Mapping[str, Any], mode: str | None) -> Backend:
     """Return the backend of these options; `torch.compile` passes the same object for each of its graphs."""
     for known, (given, copy) in BACKENDS.items():
         if given is options and copy == options:
             return known
     _check_options(options, mode)
-    planned = backend(**options)  # type: ignore[arg-type]
+    planned = backend(**options)
     BACKENDS[planned] = options, dict(options)
     return planned
 
