@@ -16,7 +16,7 @@ from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.greedy import GreedySearch
 from scheduler.solvers.neighborhoods.search import FIRST_SIZE, LEAST_OPERATIONS, NeighborhoodWalker, propose
 from tests.support.examples import examples
-from tests.support.fake_clock import FakeClock
+from tests.support.fake_clock import SECONDS_PER_LOOK, FakeClock
 from tests.support.oracle import optimum
 from tests.support.strategies import graphs, joint_graphs
 from tests.support.training_graphs import conv_net, uniform_chain
@@ -87,7 +87,7 @@ def test_the_first_start_that_fits_is_improved() -> None:
     before = sc.simulate(graph, start)
     problem = Problem(graph, int(1.1 * before.peak_bytes), starts=(Problem(graph, 0).save_everything, start))
     assert len(graph.operations) >= LEAST_OPERATIONS
-    with FakeClock(seconds_per_look=1e-4):
+    with FakeClock(seconds_per_look=SECONDS_PER_LOOK):
         found = propose(problem, deadline=Deadline(5.0), seed=0).schedule
     assert found is not None
     after = sc.simulate(graph, found)
