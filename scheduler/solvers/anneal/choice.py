@@ -18,9 +18,11 @@ class Kind(Enum):
     """Retention decisions, from the best schedule."""
     RUNS_FROM_BEST = auto()
     """The sequence of runs, from each known schedule and then from the best one."""
+    CROSSED = auto()
+    """The sequence of runs, from a crossing of two known schedules."""
 
 
-CREDIT = {Kind.FROM_START: 0.4, Kind.DECISIONS: 0.15, Kind.RUNS_FROM_BEST: 0.4}
+CREDIT = {Kind.FROM_START: 0.4, Kind.DECISIONS: 0.15, Kind.RUNS_FROM_BEST: 0.4, Kind.CROSSED: 0.4}
 """Number of improvements that each kind is credited with, so that none is ever given up. Decisions get less,
 since their turns take longer than those over runs."""
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from scheduler.solution import Proposal, is_close_enough
 from scheduler.solvers.anneal.choice import Choice, Kind
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.cooling import temperatures
+from scheduler.solvers.anneal.crossing import Crossings
 from scheduler.solvers.anneal.loop import anneal
 from scheduler.solvers.anneal.memory import load
 from scheduler.solvers.anneal.retention import RetentionWalker
@@ -57,6 +59,12 @@ LEAST_MOVES = 50
 """No search ends for lack of patience before so many moves per triple of operations."""
 CHUNK_MOVES, CHUNK_WORK = 30_000, 2 * 10**8
 """Moves between two readings of the clock: at most the first, and about the second over the number of operations."""
+LAST_ROUNDS = 3.0
+"""A remainder of less than so many rounds is for crossings; if there are none, or `MOST_IN_VAIN` rounds of crossings
+have found nothing better, it extends the next round instead."""
+MOST_IN_VAIN = 3
+CROSSED_LENGTH = 2.0
+"""Longest round that anneals only from crossings, as a multiple of the first one: many short ones beat a long one."""
 SPREAD_MOVES = 20
 """Moves after which the runs are spaced evenly over the slots again, per operation."""
 HOT, WARM, COLD = 0.5, 0.1, 0.005
@@ -83,7 +91,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     retention decision instead (`RetentionWalker`), which finds in a second what moves of single
     runs do not find in ten where the budget is tight. Two walkers, each with its own random
     numbers, anneal in rounds of growing length; what each does is chosen by what has found
-    something better so far (`Choice`). They stop before the deadline if they have found
+    something better so far (`Choice`). Some rounds, the last ones above all, begin with what two
+    known schedules make together (`Crossings`). They stop before the deadline if they have found
     nothing better for a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
@@ -219,6 +228,10 @@ class Annealing:
         """Known schedules from which nothing has been annealed yet, by their times."""
         self._exceeding: list[Schedule] = []
         """The same, of those that do not fit."""
+        self._crossings = Crossings(problem.graph, problem.budget_bytes)
+        self._in_vain = 0
+        """Rounds of crossings only since something better was found."""
+        self._random: Random
 
     @property
     def is_optimal(self) -> bool:
@@ -253,6 +266,7 @@ class Annealing:
             if simulation.peak_bytes < self._smallest_peak:
                 self._smallest, self._smallest_peak = schedule, simulation.peak_bytes
             return math.inf
+        self._crossings.add(schedule)
         if simulation.time < self.best_time:
             self.best, self.best_time, self.moves_at_best = schedule, simulation.time, self.moves
         return simulation.time
@@ -285,20 +299,25 @@ class Annealing:
         contraction = Contraction(self.problem.graph)
         walkers = [_Pair(self.problem, contraction, seed * self.count + k) for k in range(self.count)]
         deadline = deadline.within(deadline.remaining)
+        self._random = Random(seed)
         length, lengths = 1.0, 0.0
         with ThreadPoolExecutor(self.count) as pool:
             try:
                 while not (self.is_optimal or self.is_exhausted or deadline.passed):
                     seconds = sum(walker.seconds for walker in walkers)
                     left = deadline.remaining * lengths / seconds if seconds > 0 else math.inf
-                    # A remainder too short for another round extends this one.
-                    length = left if left < 3 * length else length
                     most = math.inf if most_moves is None else (most_moves - self.moves) // self.count
                     if most < 1:
                         break
-                    self._round(pool, walkers, start, length, most, deadline)
-                    lengths += self.count * length
-                    length *= ROUND_GROWTH
+                    is_last = left < LAST_ROUNDS * length
+                    kinds = self._next_kinds(is_last=is_last)
+                    if all(kind is Kind.CROSSED for kind in kinds):
+                        part = min(length, CROSSED_LENGTH)
+                    else:
+                        part = length = left if is_last else length
+                        length *= ROUND_GROWTH
+                    self._round(pool, walkers, kinds, start, part, most, deadline)
+                    lengths += self.count * part
             finally:
                 deadline.stop()
 
@@ -306,6 +325,7 @@ class Annealing:
         self,
         pool: ThreadPoolExecutor,
         walkers: Sequence[_Pair],
+        kinds: Sequence[Kind],
         start: Schedule,
         length: float,
         most_moves: float,
@@ -320,25 +340,37 @@ class Annealing:
                 return walker.anneal_decisions(runs, before, length, most_moves, deadline)
             if kind is Kind.FROM_START and begin is not start and math.isfinite(before):
                 return walker.anneal_exceeding(runs, length, most_moves, deadline)
-            hot = WARM if kind is Kind.RUNS_FROM_BEST and math.isfinite(before) else HOT
+            hot = WARM if kind in (Kind.RUNS_FROM_BEST, Kind.CROSSED) and math.isfinite(before) else HOT
             return walker.anneal_runs(runs, hot, length, most_moves, deadline)
 
+        begins = [self._next_begin(kind) or start for kind in kinds]
+        answers = list(pool.map(turn, walkers, kinds, begins))
+        for kind, begin, (moves, found) in zip(kinds, begins, answers, strict=True):
+            self.moves += moves
+            # A crossing is new, and may be faster than what was found from there.
+            self.choice.record(kind, improved=min(map(self.offer, (begin, *found))) < before)
+        if all(kind is Kind.CROSSED for kind in kinds):
+            self._in_vain += 1
+        if self.best_time < before:
+            self._in_vain = 0
+            deadline.report(self.proposal())
+
+    def _next_kinds(self, *, is_last: bool) -> list[Kind]:
+        """Return what each walker does in the next round."""
         only_decisions = self.best is None and self._rounds % RUNS_EVERY != 0
         self._rounds += 1
-        kinds = [Kind.DECISIONS if only_decisions else self.choice.next() for _ in walkers]
-        begins = [self._next_begin(kind) or start for kind in kinds]
-        for kind, (moves, found) in zip(kinds, list(pool.map(turn, walkers, kinds, begins)), strict=True):
-            self.moves += moves
-            self.choice.record(kind, improved=min(map(self.offer, found), default=math.inf) < before)
-        if self.best_time < before:
-            deadline.report(self.proposal())
+        if only_decisions:
+            return [Kind.DECISIONS] * self.count
+        if is_last and self._crossings.are_possible and self._in_vain < MOST_IN_VAIN:
+            return [Kind.CROSSED] * self.count
+        return [self.choice.next() for _ in range(self.count)]
 
     def _next_begin(self, kind: Kind) -> Schedule | None:
         """Return where a turn begins; None for the initial schedule.
 
         It is the best schedule, but for turns over runs, each known one once before it; in the same way, known
-        ones that do not fit come before the initial one. While nothing fits, decisions begin with the smallest
-        known peak.
+        ones that do not fit come before the initial one. Turns over crossings begin with a new one, if there is any.
+        While nothing fits, decisions begin with the smallest known peak.
         """
         if kind is Kind.FROM_START:
             return self._exceeding.pop() if self._exceeding else None
@@ -346,6 +378,8 @@ class Annealing:
             return self._smallest if kind is Kind.DECISIONS else None
         if kind is Kind.RUNS_FROM_BEST and self._starts:
             return self._starts.pop(min(self._starts))
+        if kind is Kind.CROSSED:
+            return self._crossings.next(self._random) or self.best
         return self.best
 
 

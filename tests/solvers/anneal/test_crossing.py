@@ -1,0 +1,105 @@
+"""Check crossings of schedules: they are valid, and combine what is good in either."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scheduler as sc
+from scheduler.problem import Problem
+from scheduler.schedule import follows_input_order, runs_of, schedule_from_runs
+from scheduler.solvers.anneal.contraction import Contraction
+from scheduler.solvers.anneal.crossing import MOST_PARENTS, Crossings, Parent, cross
+from scheduler.solvers.anneal.solver import Walker
+from scheduler.solvers.deadline import Deadline
+from tests.support.examples import examples
+from tests.support.strategies import graphs, joint_graphs
+from tests.support.training_graphs import uniform_chain
+
+
+def annealed(graph: sc.Graph, budget: int, seed: int, *, free: bool) -> sc.Schedule:
+    """The schedule after hot moves from the save-everything one; it may exceed the budget."""
+    contraction = Contraction(graph)
+    walker = Walker(contraction, contraction.model(budget), seed, free=free)
+    walker.load(runs_of(graph, Problem(graph, budget).save_everything), 0.5)
+    walker.cool(0.5, 200, Deadline(1e6))
+    return schedule_from_runs(graph, contraction.expand(walker.state.run[walker.state.run >= 0].tolist()))
+
+
+@settings(max_examples=examples(150))
+@given(data=st.data(), free=st.booleans())
+def test_a_crossing_is_valid_and_in_the_order_of_its_parents(data: st.DataObject, free: bool) -> None:
+    graph = data.draw(st.one_of(graphs(), joint_graphs()))
+    budget = data.draw(st.integers(0, 40))
+    begin, end = (Parent(graph, annealed(graph, budget, seed, free=free)) for seed in range(2))
+    runs = cross(begin, end, data.draw(st.integers(1, min(len(begin.firsts), len(end.firsts)))))
+    schedule = schedule_from_runs(graph, runs)
+    sc.simulate(graph, schedule)  # raises if a rule is broken
+    assert free or follows_input_order(graph, schedule)
+
+
+@settings(max_examples=examples(50))
+@given(data=st.data())
+def test_a_schedule_crossed_with_itself_is_itself(data: st.DataObject) -> None:
+    graph = data.draw(st.one_of(graphs(), joint_graphs()))
+    parent = Parent(graph, annealed(graph, 20, 0, free=True))
+    for firsts in range(1, len(parent.firsts) + 1):
+        assert cross(parent, parent, firsts) == list(parent.runs)
+
+
+def test_where_orders_differ_what_the_beginning_lacks_follows_it_and_nothing_runs_first_twice() -> None:
+    graph = sc.Graph(
+        [
+            *(sc.Operation(name, [], [name.upper()], 1.0) for name in "abcd"),
+            sc.Operation("e", list("ABCD"), ["E"], 1.0),
+        ],
+        [sc.Tensor(name, 1) for name in "ABCDE"],
+        results=["E"],
+    )
+    begin, end = (
+        Parent(graph, schedule_from_runs(graph, ["abcde".index(name) for name in order]))
+        for order in ("abcdabe", "dcbdcae")
+    )
+    assert "".join("abcde"[i] for i in cross(begin, end, 2)) == "abdcdce"
+
+
+def wasteful(graph: sc.Graph, at: int, waste: int = 1) -> sc.Schedule:
+    """Everything saved, but the first operation runs so many more times right before a position, for nothing."""
+    runs = list(runs_of(graph, Problem(graph, 0).save_everything))
+    return schedule_from_runs(graph, [*runs[:at], *[0] * waste, *runs[at:]])
+
+
+def test_the_crossing_has_what_is_fast_in_either() -> None:
+    graph = uniform_chain(6)
+    baseline = Problem(graph, 0).baseline
+    crossings = Crossings(graph, baseline.peak_bytes)
+    early, late = wasteful(graph, 3), wasteful(graph, len(graph.operations) - 1, 2)
+    for schedule in (early, late):
+        assert crossings.next(Random(0)) is None
+        assert not crossings.are_possible
+        crossings.add(schedule)
+    found = crossings.next(Random(0))
+    assert found is not None
+    assert sc.simulate(graph, found).time == baseline.time
+
+
+def test_none_is_returned_twice() -> None:
+    graph = uniform_chain(6)
+    crossings = Crossings(graph, Problem(graph, 0).baseline.peak_bytes)
+    crossings.add(wasteful(graph, 3))
+    crossings.add(wasteful(graph, len(graph.operations) - 1, 2))
+    found = [crossings.next(Random(seed)) for seed in range(3)]
+    assert found[0] is not None
+    assert found[1:] == [None, None]
+
+
+def test_parents_are_the_fastest_schedules_of_different_times() -> None:
+    graph = uniform_chain(6)
+    crossings = Crossings(graph, 0)
+    for waste in range(MOST_PARENTS + 2, 0, -1):
+        for at in (1, 3):
+            crossings.add(wasteful(graph, at, waste))
+    unwasted = Problem(graph, 0).baseline.time
+    assert [parent.time - unwasted for parent in crossings.parents] == list(range(1, MOST_PARENTS + 1))
