@@ -60,9 +60,8 @@ LEAST_MOVES = 50
 CHUNK_MOVES, CHUNK_WORK = 30_000, 2 * 10**8
 """Moves between two readings of the clock: at most the first, and about the second over the number of operations."""
 LAST_ROUNDS = 3.0
-"""A remainder of less than so many rounds is for crossings; if there are none, or `MOST_IN_VAIN` rounds of crossings
-have found nothing better, it extends the next round instead."""
-MOST_IN_VAIN = 3
+"""A remainder of less than so many rounds is for crossings; if there are none, or the last round of them has found
+nothing better, it extends the next round instead."""
 CROSSED_LENGTH = 2.0
 """Longest round that anneals only from crossings, as a multiple of the first one: many short ones beat a long one."""
 SPREAD_MOVES = 20
@@ -229,8 +228,8 @@ class Annealing:
         self._exceeding: list[Schedule] = []
         """The same, of those that do not fit."""
         self._crossings = Crossings(problem.graph, problem.budget_bytes)
-        self._in_vain = 0
-        """Rounds of crossings only since something better was found."""
+        self._do_crossings_pay = True
+        """Whether no round of crossings has been in vain since something better was found."""
         self._random: Random
 
     @property
@@ -349,11 +348,11 @@ class Annealing:
             self.moves += moves
             # A crossing is new, and may be faster than what was found from there.
             self.choice.record(kind, improved=min(map(self.offer, (begin, *found))) < before)
-        if all(kind is Kind.CROSSED for kind in kinds):
-            self._in_vain += 1
         if self.best_time < before:
-            self._in_vain = 0
+            self._do_crossings_pay = True
             deadline.report(self.proposal())
+        elif all(kind is Kind.CROSSED for kind in kinds):
+            self._do_crossings_pay = False
 
     def _next_kinds(self, *, is_last: bool) -> list[Kind]:
         """Return what each walker does in the next round."""
@@ -361,7 +360,7 @@ class Annealing:
         self._rounds += 1
         if only_decisions:
             return [Kind.DECISIONS] * self.count
-        if is_last and self._crossings.are_possible and self._in_vain < MOST_IN_VAIN:
+        if is_last and self._crossings.are_possible and self._do_crossings_pay:
             return [Kind.CROSSED] * self.count
         return [self.choice.next() for _ in range(self.count)]
 
