@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, fx
 
@@ -52,8 +52,8 @@ class _Partitioner(CustomPartitionerFn):
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
 
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: object) -> Pair:
-        return self.partition(gm, num_fwd_outputs=kwargs["num_fwd_outputs"])  # type: ignore[arg-type]
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any) -> Pair:
+        return self.partition(gm, num_fwd_outputs=options["num_fwd_outputs"])
 
     def uuid(self) -> str:
         return __name__

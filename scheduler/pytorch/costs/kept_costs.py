@@ -160,9 +160,11 @@ def _read(path: Path) -> dict[str, Cost]:
         return {}
     try:
         data = read_json(path)
-        if isinstance(data, dict) and data.get("format") not in (None, _FORMAT):
+        if not isinstance(data, dict):
+            raise ValueError(f"they must be in an object, got {type(data).__name__}")
+        if data.get("format") not in (None, _FORMAT):
             return {}
-        return {str(key): _parse(entry) for key, entry in data["costs"].items()}  # type: ignore[index]
+        return {str(key): _parse(entry) for key, entry in data["costs"].items()}
     except (GraphFormatError, AttributeError, KeyError, TypeError, ValueError) as error:
         warnings.warn(f"measured costs in {path} are ignored and will be written anew: {error}", stacklevel=2)
         return {}

@@ -79,14 +79,12 @@ def estimated_workspace(node: fx.Node, device: Device) -> int:
     scores, and gradients of keys and values per head of the queries if they share heads. Lengths
     and sizes are rounded as in flash_api.cpp and kernel_backward.h.
     """
-    if device.platform == "cpu":
-        return 0
-    rounding = _ROUNDED.get(node.target)  # type: ignore[call-overload]
-    if rounding is None:
+    if device.platform == "cpu" or node.target not in _ROUNDED:
         return 0
     query, key = (argument.meta["val"] for argument in tensor_inputs(node)[1:3])
     *outer, length, size = query.shape
-    rows, columns = (-(-count // step) * step for count, step in zip((length, size), rounding, strict=True))
+    steps = _ROUNDED[node.target]
+    rows, columns = (-(-count // step) * step for count, step in zip((length, size), steps, strict=True))
     accumulated = outer[0] * outer[1] * rows * (columns + 1) * torch.float32.itemsize
     is_shared = outer[1] != key.shape[1]
     return int(accumulated + (2 * outer[0] * outer[1] * key.shape[2] * size * key.element_size() if is_shared else 0))
