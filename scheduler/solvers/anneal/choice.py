@@ -22,7 +22,7 @@ class Kind(Enum):
     """The sequence of runs, from a crossing of two known schedules."""
 
 
-CREDIT = {Kind.FROM_START: 0.4, Kind.DECISIONS: 0.15, Kind.RUNS_FROM_BEST: 0.4, Kind.CROSSED: 0.4}
+CREDIT = {Kind.FROM_START: 0.25, Kind.DECISIONS: 0.15, Kind.RUNS_FROM_BEST: 0.25, Kind.CROSSED: 0.25}
 """Number of improvements that each kind is credited with, so that none is ever given up. Decisions get less,
 since their turns take longer than those over runs."""
 
