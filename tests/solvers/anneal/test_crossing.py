@@ -12,7 +12,7 @@ from scheduler.problem import Problem
 from scheduler.schedule import follows_input_order, runs_of, schedule_from_runs
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.crossing import MOST_PARENTS, Crossings, Parent, cross
-from scheduler.solvers.anneal.solver import Walker
+from scheduler.solvers.anneal.walker import Walker
 from scheduler.solvers.deadline import Deadline
 from tests.support.examples import examples
 from tests.support.strategies import graphs, joint_graphs

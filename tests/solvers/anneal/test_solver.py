@@ -21,8 +21,9 @@ from scheduler.solvers import greedy
 from scheduler.solvers.anneal import propose
 from scheduler.solvers.anneal.choice import Kind
 from scheduler.solvers.anneal.contraction import Contraction
-from scheduler.solvers.anneal.solver import Annealing, Walker, _Pair
+from scheduler.solvers.anneal.solver import Annealing, _Pair
 from scheduler.solvers.anneal.state import AREA, BLOCK, COST
+from scheduler.solvers.anneal.walker import Walker
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.smallest_peak import smallest_peak
 from tests.support.annealing import polish
