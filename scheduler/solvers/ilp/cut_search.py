@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.ilp.candidates import Candidates
 from scheduler.solvers.ilp.decoding import decode, first_run_order
-from scheduler.solvers.ilp.path_rows import CLOSE_PART, RELAXED_SHARE, relax, tighten
+from scheduler.solvers.ilp.path_rows import CLOSE_PART, relax, tighten
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
 from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation, PathRow
@@ -19,9 +20,14 @@ MOST_CUTS = 24
 """Largest number of cuts of one program."""
 MOST_MOMENTS, MOST_WORK, FEWEST_MOMENTS = 24, 450_000, 2
 """Largest and smallest number of cuts of a linear relaxation; between them, the second over tasks to the power 1.5."""
-JOINS_SHARE, LEAST_JOINED = 0.5, 0.01
-"""Share of the remaining time for relaxations with joined moments, and by which part of what the last one adds to the
-time of the plain step each must raise that."""
+REFINED_SHARE, LEAST_REFINED = 0.7, 0.005
+"""Share of the remaining time for relaxations, and by which part of what the last one adds to the time of the plain
+step the next one must raise that."""
+MOST_REFINED, SMALL_TASKS = 12, 300
+"""Largest number of moments of all but the first, and below how many tasks it is `FEW_CUTS`: programs with these are
+solved in smaller steps, and bound better than relaxations with more."""
+ROUGH_PART = 0.5
+"""In smaller steps, the first relaxation has rows over paths, until these raise it by less than this part."""
 PRICED_WINDOWS = 32
 """Moments with a price are near each other if fewer than the number of tasks over this many lie between them."""
 LEAST_PRICE = 3e-3
@@ -35,9 +41,6 @@ SHORT_SHARE, GROWTH = 0.1, 3
 for each so many; otherwise it has one more."""
 LEAST_WHOLE, MOST_WHOLE, WHOLE_WORK = 50, 100, 30_000
 """`most_whole` of programs with more than one cut: between these two, about the last one over the number of tasks."""
-ROUGH_PART = 0.5
-"""Moments are priced in a relaxation with rows over paths until these raise it by less than this part of what all have,
-and those that then have a price once more, as closely as a program is relaxed."""
 LEAST_RELAXED = 0.96
 """A program is solved if its relaxation adds at least this share of what that of the priced moments adds to the time
 of the plain step; otherwise it gets more cuts."""
@@ -45,6 +48,29 @@ KEPT_PARTS = (0.3, 0.7)
 """Parts of a tensor; for each of them, a schedule keeps the tensors of which a relaxation's point keeps more."""
 LEAST_GAIN = 1e-6
 """A program that raises the bound by this share has paid."""
+
+
+@dataclass(frozen=True)
+class _Relaxation:
+    """A program that was relaxed.
+
+    Attributes
+    ----------
+    program : CutRelaxation
+    added : float
+        Seconds by which its bound exceeds the time of the plain step; -inf without a solution.
+    prices : dict of int to float
+        Those of its cuts that have one.
+    """
+
+    program: CutRelaxation
+    added: float
+    prices: dict[int, float]
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether it has a bound."""
+        return self.added > -math.inf
 
 
 class CutSearch:
@@ -74,6 +100,10 @@ class CutSearch:
         Tensors that are live at these in the program's point; none if it has no point.
     is_exhausted : bool
         Whether nothing is left to try.
+    relaxed : float
+        The best bound of a linear relaxation.
+    is_relaxed : bool
+        Whether relaxations have no further moments that raise it.
     """
 
     def __init__(self, problem: Problem, precedence: Precedence, reduction: Reduction) -> None:
@@ -82,18 +112,18 @@ class CutSearch:
         self.bound = 0.0
         self.cuts: list[int] = []
         self.live: tuple[frozenset[int], ...] = ()
-        self.is_exhausted = False
+        self.is_exhausted = self.is_relaxed = False
         self._best: list[int] = []
         self._exceeded: list[int] = []
         """Where the point with the best cuts exceeds the budget."""
         self._step, self._most = FIRST_PRICED, MOST_CUTS
         self._moments: list[int] = []
-        self._prices: dict[int, float] = {}
-        self._is_joined = True
-        """Whether joining further moments has ended by itself, rather than for lack of time."""
+        self._last: _Relaxation | None = None
+        """That by whose prices programs go."""
+        self._has_new = False
+        """Whether points have exceeded the budget at further moments since all were relaxed at once."""
         self._tried: set[tuple[int, ...]] = set()
-        self._relaxed = problem.least_time
-        """The best bound of a linear relaxation."""
+        self.relaxed = problem.least_time
         self._paths: dict[PathRow, None] = {}
         """Rows of earlier programs."""
         self._whole = MOST_CUTS
@@ -123,24 +153,40 @@ class CutSearch:
         if has_paid:
             self._best, self._exceeded = chain, exceeded
         self._add(exceeded)
+        if exceeded:
+            self.is_relaxed, self._has_new = False, True
         return schedule
 
     def relax(self, deadline: Deadline) -> CutRelaxation | None:
-        """Raise the bound by linear relaxations, and return one of them, if any was solved.
+        """Raise the bound by linear relaxations, and return the last one that did, if any was solved.
 
-        The next programs go by their prices.
+        The next programs go by its prices.
         """
-        if not self._prices:
+        limit = deadline.within(REFINED_SHARE * deadline.remaining)
+        while not (self.is_relaxed or limit.passed):
+            self.refine(limit)
+        return self._last.program if self._last else None
+
+    def refine(self, deadline: Deadline, most_first: int = MOST_REFINED) -> None:
+        """Raise the bound by a first linear relaxation with at most so many moments, or by one with other moments."""
+        if self._last is None:
             self._add((*self._best, *self._exceeded, *self.candidates.first()))
-        program, prices = self._relax(self._moments, deadline, ROUGH_PART)
-        if 0 < len(prices) < len(self._moments):
-            closer = self._relax(list(prices), deadline.within(RELAXED_SHARE * deadline.remaining))
-            program, prices = closer if closer[1] else (program, prices)
-        if self.precedence.reorder:
-            prices = self._join(program, prices, deadline.within(JOINS_SHARE * deadline.remaining))
-        self._moments = self.precedence.chain([*prices, *self._moments])
-        self._prices = dict.fromkeys(self._moments, 0.0) | prices
-        return program if prices else None
+        if self._last is None or (self.is_small and self._has_new):
+            self._has_new = False
+            rough = self._relax(self._moments, deadline, ROUGH_PART if self.is_small else 1.0)
+            few = self.precedence.chain(_dearest_first(rough.prices)[:most_first])
+            closer = self._relax(few, deadline) if few else rough
+            found = closer if closer.is_solved else rough
+            if found.is_solved:
+                self._go_by(found)
+            self.is_relaxed = not (found.is_solved or deadline.passed)
+            return
+        for cuts in self._refined_cuts(self._last):
+            found = self._relax(cuts, deadline)
+            if found.added > (1 + LEAST_REFINED) * self._last.added:
+                self._go_by(found)
+                return
+        self.is_relaxed = not deadline.passed
 
     def relax_at(self, moments: Iterable[int], deadline: Deadline) -> CutRelaxation:
         """Raise the bound by a relaxation with these moments, and return it.
@@ -148,21 +194,30 @@ class CutSearch:
         Of moments without precedence, the earlier ones are taken. If no relaxation has bounded better, those with a
         price are among the moments of the next one.
         """
-        known = self._relaxed
-        program, prices = self._relax(self.precedence.chain(list(moments)), deadline)
-        if prices and self._relaxed > known:
-            self._prices = dict.fromkeys(program.cuts, 0.0) | prices
-            self._add((*program.cuts, *self.candidates.first()))
-        return program
+        known = self.relaxed
+        found = self._relax(self.precedence.chain(list(moments)), deadline)
+        if self.relaxed > known:
+            self._go_by(found)
+        return found.program
 
     def points(self, program: CutRelaxation) -> list[Schedule]:
         """Return schedules that keep what the point of a relaxation keeps more of than some part."""
         return [self._decode(program, program.live(part), program.have_run()) for part in KEPT_PARTS]
 
     @property
+    def is_small(self) -> bool:
+        """Whether programs with the moments of few relaxations are solved, and bound better than further ones."""
+        return self.precedence.tasks < SMALL_TASKS
+
+    @property
     def is_priced(self) -> bool:
         """Whether a relaxation has priced moments."""
-        return bool(self._prices)
+        return self._last is not None
+
+    @property
+    def wants_prices(self) -> bool:
+        """Whether the next program goes by prices, and more moments may have one."""
+        return self._goes_by_price and not self.is_relaxed
 
     def binding(self) -> list[int]:
         """Return the tasks at which memory matters most, by the prices of their moments or as the last cuts."""
@@ -190,7 +245,7 @@ class CutSearch:
             if relaxed is None or len(chain) >= len(self._dearest()):
                 return program
             self.bound = max(self.bound, relaxed)
-            if relaxed - least >= LEAST_RELAXED * (self._relaxed - least):
+            if relaxed - least >= LEAST_RELAXED * (self.relaxed - least):
                 return program
             self._step = len(chain) - len(self._best) + max(1, len(chain) // 2)
         return None
@@ -216,8 +271,7 @@ class CutSearch:
         for goes_by_price in (self._goes_by_price, not self._goes_by_price):
             self._goes_by_price = goes_by_price
             if goes_by_price:
-                if not (self._is_joined and self._prices and self._prices.keys() == set(self._moments)):
-                    self.relax(deadline)
+                self.relax(deadline)
                 chain = self._first_untried(self._dearest(), count)
             else:
                 fewest = len(self._best) + 1
@@ -238,50 +292,61 @@ class CutSearch:
 
     def _dearest(self) -> list[int]:
         """Return the moments that have a price, the dearest first."""
-        priced = [task for task in self._moments if self._prices.get(task, 0.0) > 0]
-        return self.candidates.apart(sorted(priced, key=lambda task: -self._prices[task]), PRICED_WINDOWS)
+        return self.candidates.apart(self._priced(), PRICED_WINDOWS)
+
+    def _priced(self) -> list[int]:
+        return _dearest_first(self._prices)
+
+    @property
+    def _prices(self) -> dict[int, float]:
+        return self._last.prices if self._last else {}
 
     def _add(self, tasks: Iterable[int]) -> None:
         """Add moments; if there are too many, those go first that have no price."""
-        most = max(FEWEST_MOMENTS, min(MOST_MOMENTS, int(MOST_WORK / self.precedence.tasks**1.5)))
-        priced = sorted((t for t, price in self._prices.items() if price > 0), key=lambda task: -self._prices[task])
-        merged = dict.fromkeys((*priced, *tasks, *self._moments))
-        self._moments = self.precedence.chain(list(merged)[:most])
+        merged = dict.fromkeys((*self._priced(), *tasks, *self._moments))
+        self._moments = self.precedence.chain(list(merged)[: self._most_moments(FEWEST_MOMENTS, MOST_MOMENTS)])
 
-    def _join(self, program: CutRelaxation, prices: dict[int, float], deadline: Deadline) -> dict[int, float]:
-        """Relax again and again, as long as that raises the bound; return the last prices that did.
+    def _most_moments(self, fewest: int, most: int) -> int:
+        return max(fewest, min(most, int(MOST_WORK / self.precedence.tasks**1.5)))
 
-        Each time, moments at which the schedule of the last point exceeds the budget are joined to the priced ones,
-        or added if these are few.
+    def _go_by(self, relaxation: _Relaxation) -> None:
+        """Let the next programs go by the prices of a relaxation."""
+        self._last = relaxation
+        self._moments = self.precedence.chain([*relaxation.prices, *self._moments])
+
+    def _refined_cuts(self, last: _Relaxation) -> Iterator[list[int]]:
+        """Yield the priced moments of a relaxation with others at which the schedule of its point exceeds the budget.
+
+        First these are only added; then some are joined to the priced ones.
         """
-        self._is_joined = False
-        while not deadline.passed:
-            known = self._relaxed - self.problem.least_time
-            schedule = self._decode(program, program.live(0.5), program.have_run())
-            priced = sorted(prices, key=lambda moment: -prices[moment])
-            cuts = self.candidates.joined(priced or program.cuts, schedule)
-            cuts += self.candidates.exceeded(schedule)[: max(0, FEW_CUTS - len(cuts))]
-            cuts = self.precedence.chain(cuts)
-            found = (program, {}) if cuts == program.cuts else self._relax(cuts, deadline)
-            if self._relaxed - self.problem.least_time <= (1 + LEAST_JOINED) * known:
-                self._is_joined = not deadline.passed
-                break
-            program, prices = found
-        return prices
+        priced = _dearest_first(last.prices) or last.program.cuts
+        schedule = self._decode(last.program, last.program.live(0.5), last.program.have_run())
+        tried = [priced]
+        for moments in (priced, self.candidates.joined(priced, schedule)):
+            chosen = list(moments)
+            for moment in (*self.candidates.exceeded(schedule), *self._exceeded):
+                if len(chosen) < self._most_refined and len(self.precedence.chain([*chosen, moment])) > len(chosen):
+                    chosen.append(moment)
+            if chosen not in tried:
+                tried.append(chosen)
+                yield self.precedence.chain(chosen)
 
-    def _relax(
-        self, cuts: list[int], deadline: Deadline, least_part: float = CLOSE_PART
-    ) -> tuple[CutRelaxation, dict[int, float]]:
-        """Raise the bound by a relaxation; return it, and the cuts that have a price in it, with their prices."""
+    @property
+    def _most_refined(self) -> int:
+        return FEW_CUTS if self.is_small else self._most_moments(FEW_CUTS, MOST_REFINED)
+
+    def _relax(self, cuts: list[int], deadline: Deadline, least_part: float = CLOSE_PART) -> _Relaxation:
+        """Raise the bound by a relaxation, with rows over paths until they raise it by this part; return it."""
         program = self._program(cuts, deadline)
-        found = relax(program, deadline, least_part)
+        found = relax(program, deadline, least_part) if least_part < 1 else program.relaxed(deadline)
         self._paths.update(program.paths)
         if found is None:
-            return program, {}
+            return _Relaxation(program, -math.inf, {})
         bound, prices = found
-        self.bound, self._relaxed = max(self.bound, bound), max(self._relaxed, bound)
+        self.bound, self.relaxed = max(self.bound, bound), max(self.relaxed, bound)
         least = LEAST_PRICE * math.fsum(prices)
-        return program, {cut: price for cut, price in zip(cuts, prices, strict=True) if price > least}
+        priced = {cut: price for cut, price in zip(cuts, prices, strict=True) if price > least}
+        return _Relaxation(program, bound - self.problem.least_time, priced)
 
     def _program(self, chain: list[int], deadline: Deadline, whole_cuts: Container[int] | None = None) -> CutRelaxation:
         problem, budgets = self.problem, [self.problem.budget_bytes] * len(chain)
@@ -289,3 +354,7 @@ class CutSearch:
         return CutRelaxation(
             problem.graph, self.precedence, chain, budgets, deadline, self.reduction, whole, self._paths, whole_cuts
         )
+
+
+def _dearest_first(prices: Mapping[int, float]) -> list[int]:
+    return sorted(prices, key=lambda moment: -prices[moment])

@@ -21,9 +21,10 @@ from scheduler.schedule import Schedule
 from scheduler.simulator import simulate
 from scheduler.solution import relative_gap
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.ilp.cut_search import CutSearch
+from scheduler.solvers.ilp.cut_search import REFINED_SHARE, CutSearch
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
+from scheduler.solvers.ilp.relaxation import CutRelaxation
 
 BRANCHING_SHARE = 0.5
 """Share of the time for branching before a program is solved."""
@@ -118,8 +119,9 @@ class OrderBranches:
         """
         lowest = self._lowest
         if not lowest.search.is_priced and self._unsettled(lowest):
-            lowest.search.relax(deadline)
+            lowest.search.refine(deadline, MOST_PRICED)
         self._branch(deadline.within(BRANCHING_SHARE * deadline.remaining))
+        self._refine(deadline.within(REFINED_SHARE * deadline.remaining))
         return self._lowest.search.raise_bound(deadline, slack)
 
     @property
@@ -137,17 +139,30 @@ class OrderBranches:
             self._branches.remove(lowest)
             self._branches += found
 
+    def _refine(self, deadline: Deadline) -> None:
+        """Relax the lowest branch with further moments, as long as its next program goes by prices."""
+        while not deadline.passed and len(self._branches) > 1 and self._lowest.search.wants_prices:
+            self._lowest.search.refine(deadline)
+
     def _branches_of(self, branch: _Branch, deadline: Deadline) -> list[_Branch]:
         """Return the two branches of the order of a pair that raises the bounds of both, if there is any."""
         search = branch.search
         for cut in self._unsettled(branch)[:MOST_TRIED]:
-            for task in self._moved(search, cut, deadline):
-                priced = [cut, task, *search.binding()[:MOST_PRICED]]
-                found = [self._with_pair(branch, pair, priced, deadline) for pair in ((cut, task), (task, cut))]
-                if min(each.search.bound for each in found) >= search.bound + self._least:
+            priced = [cut, *search.binding()[:MOST_PRICED]]
+            probe = CutSearch(self.problem, search.precedence, self.reduction)
+            program = probe.relax_at(priced, deadline)
+            # In a large step the branch has a better relaxation, with more moments, which both get later.
+            known = search.bound if search.is_small else probe.relaxed
+            for task in self._moved(program, cut):
+                found: list[_Branch] = []
+                for pair in ((cut, task), (task, cut)):
+                    found.append(self._with_pair(branch, pair, [*priced, task], deadline))
+                    if deadline.passed:
+                        return []
+                    if found[-1].search.relaxed < known + self._least:
+                        break
+                else:
                     return found
-                if deadline.passed:
-                    return []
             branch.settled.add(cut)
         return []
 
@@ -157,10 +172,8 @@ class OrderBranches:
         cuts = [cut for cut in self.given.binding() if cut not in branch.settled]
         return [cut for cut in cuts if 0 < unordered[cut] <= MOST_UNORDERED and self._has_order(cut)]
 
-    def _moved(self, search: CutSearch, cut: int, deadline: Deadline) -> Iterator[int]:
+    def _moved(self, program: CutRelaxation, cut: int) -> Iterator[int]:
         """Yield the last task before a cut in the input order, and the first one after it, that are moved past it."""
-        probe = CutSearch(self.problem, search.precedence, self.reduction)
-        program = probe.relax_at([cut, *search.binding()[:MOST_PRICED]], deadline)
         has_run = program.has_run[program.cuts.index(cut)].items()
         moved = [task for task, part in has_run if abs((part.varValue or 0.0) - (task < cut)) >= LEAST_MOVED]
         moved = [task for task in moved if self._has_order(task) and self._is_large(task)]

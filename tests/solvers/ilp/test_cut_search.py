@@ -8,6 +8,7 @@ import scheduler as sc
 from scheduler.problem import Problem, parse_budget
 from scheduler.schedule import first_runs
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.ilp import cut_search
 from scheduler.solvers.ilp.cut_search import CutSearch
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
@@ -35,6 +36,22 @@ def test_a_point_that_runs_one_branch_before_the_other_leads_to_the_first_one_of
     assert schedule is not None
     simulation = sc.simulate(found.problem.graph, schedule)
     assert (found.bound, simulation.time, simulation.peak_bytes) == (17.0, 17.0, 11)
+
+
+@pytest.mark.parametrize("reorder", [False, True])
+def test_relaxations_with_further_moments_raise_the_bound_until_none_is_left(
+    monkeypatch: pytest.MonkeyPatch, reorder: bool
+) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    monkeypatch.setattr(cut_search, "MOST_MOMENTS", 1)
+    graph = conv_net(6)
+    budget = parse_budget("60%", graph)
+    found, bounds = search(graph, budget, reorder=reorder), []
+    while not found.is_relaxed:
+        found.refine(Deadline(20))
+        bounds.append(found.relaxed)
+    assert bounds == sorted(bounds)
+    assert bounds[0] < bounds[-1] <= sc.solve(graph, budget, time_limit=20).time
 
 
 @pytest.mark.parametrize("reorder", [False, True])
