@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import TIMEOUT_MAX
@@ -55,7 +55,9 @@ class AutoSettings:
     smallest_peak_share : float
         Share of that time for the smallest peak where nothing fits so far.
     neighborhoods_seconds, neighborhoods_share : float
-        With so much time, the last search includes `neighborhoods`, and has this share of it.
+        With so much time, the last search has this share of it, and includes `neighborhoods`.
+    long_proof_operations, long_proof_gap : int, float
+        From so many operations on, `ilp` goes on in their place if the gap over all orders is larger than this.
     nothing_fits_share : float
         Share of the last search where nothing fits so far; then the smallest peak has the rest.
     hierarchical_share : float
@@ -89,6 +91,8 @@ class AutoSettings:
     smallest_peak_share: float = 0.3
     neighborhoods_seconds: float = 10.0
     neighborhoods_share: float = 0.25
+    long_proof_operations: int = 300
+    long_proof_gap: float = 0.03
     nothing_fits_share: float = 0.3
     hierarchical_share: float = 0.2
     ilp_alone_seconds: float = 4.0
@@ -102,6 +106,8 @@ class AutoSettings:
 
 
 SETTINGS = AutoSettings()
+_SECONDS_PER_LOOK = 0.02
+"""So often the clock is read while another thread searches: it may be paused."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -121,11 +127,15 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     always. Cost: the time limit, or less if the answer is proven. Memory: at most 768 MiB and
     8 KiB an operation.
     """
-    policy = _Policy(problem, deadline, seed, SETTINGS)
-    for stage in STAGES:
-        stage.act(policy)
-        if policy.ended:
-            break
+    with ThreadPoolExecutor(2) as pool:
+        policy = _Policy(problem, deadline, seed, SETTINGS, pool)
+        try:
+            for stage in STAGES:
+                stage.act(policy)
+                if policy.ended:
+                    break
+        finally:
+            policy.stop_proof()
     return policy.best.proposal()
 
 
@@ -150,8 +160,10 @@ class _Policy:
         Whether the remaining stages are skipped.
     """
 
-    def __init__(self, problem: Problem, deadline: Deadline, seed: int, settings: AutoSettings) -> None:
-        self.problem, self.seed, self.settings = problem, seed, settings
+    def __init__(
+        self, problem: Problem, deadline: Deadline, seed: int, settings: AutoSettings, pool: ThreadPoolExecutor
+    ) -> None:
+        self.problem, self.seed, self.settings, self.pool = problem, seed, settings, pool
         self.late = in_late_order(problem)
         orders = {"input order": problem.graph}
         if self.late is not problem:
@@ -166,6 +178,8 @@ class _Policy:
         share = 1 - settings.neighborhoods_share if self.solves_neighborhoods else settings.first_round_share
         self.first_round = self._share_of(deadline, share)
         self.ended = False
+        self._proof: Future[None] | None = None
+        self._proof_limit = self.first_round
         self._started = clock.now()
         self._other_orders_end = math.inf
 
@@ -226,26 +240,40 @@ class _Policy:
             self.best.offer(smallest_peak(self.problem, limit)[1])
 
     def prove_and_search(self) -> None:
-        """Run `ilp` alone; if that takes long, `hierarchical` and `anneal` at the same time."""
-        settings, limit = self.settings, self.first_round
-        with ThreadPoolExecutor(2) as pool:
-            proof = pool.submit(self._consult, ilp.propose, limit)
-            wait([proof], timeout=min(settings.ilp_alone_seconds, settings.ilp_alone_share * limit.remaining))
-            if not proof.done():
-                operations = len(self.problem.graph.operations)
-                deep = settings.hierarchical_operations <= operations < settings.hierarchical_first_operations
-                if self.problem.chain is None and deep:
-                    self._ask("hierarchical", limit, share=settings.hierarchical_share)
-                walkers = 1 if limit.remaining < settings.two_walkers_seconds else anneal.WALKERS
-                walk = pool.submit(self._anneal, walkers, limit)
-                wait([proof])
-                wait([walk], timeout=min(self._for_other_orders(limit).remaining, TIMEOUT_MAX))
-                limit.stop()
-                walk.result()
+        """Run `ilp` alone; if that takes long, `hierarchical` and `anneal` at the same time.
+
+        In a large graph `ilp` goes on if the gap stays large.
+        """
+        settings, limit, pool = self.settings, self.first_round, self.pool
+        operations = len(self.problem.graph.operations)
+        goes_on = self.solves_neighborhoods and operations >= settings.long_proof_operations
+        self._proof_limit = self._share_of(self.deadline, settings.first_round_share) if goes_on else limit
+        self._proof = pool.submit(self._consult, ilp.propose, self._proof_limit)
+        wait([self._proof], timeout=min(settings.ilp_alone_seconds, settings.ilp_alone_share * limit.remaining))
+        if not self._proof.done():
+            deep = settings.hierarchical_operations <= operations < settings.hierarchical_first_operations
+            if self.problem.chain is None and deep:
+                self._ask("hierarchical", limit, share=settings.hierarchical_share)
+            walkers = 1 if limit.remaining < settings.two_walkers_seconds else anneal.WALKERS
+            walk = pool.submit(self._anneal, walkers, limit)
+            while not (self._proof.done() or limit.passed):
+                wait([self._proof], timeout=_SECONDS_PER_LOOK)
+            wait([walk], timeout=min(self._for_other_orders(limit).remaining, TIMEOUT_MAX))
+            limit.stop()
+            walk.result()
+        is_close = relative_gap(self.best.time, self.best.global_bound) <= settings.long_proof_gap
+        if is_close or self._proof.done() or not goes_on:
+            self.stop_proof()
+
+    def stop_proof(self) -> None:
+        """Stop `ilp` if it goes on."""
+        self._proof_limit.stop()
+        proof, self._proof = self._proof, None
+        if proof is not None:
             proof.result()
 
     def search_from_the_best(self) -> None:
-        """Run `anneal` once more from the best schedule, and at the same time programs over its neighborhoods."""
+        """Run `anneal` once more from the best schedule, and integer programs at the same time."""
         self.seed += 1
         self.answers.clear()
         if self.best.schedule is None:
@@ -254,11 +282,14 @@ class _Policy:
             self._search_in(self._for_other_orders(self.deadline))
 
     def _search_in(self, limit: Deadline) -> None:
+        """Run `anneal`; and at the same time, if there is enough, `ilp` if it goes on, or else `neighborhoods`."""
         if not self.solves_neighborhoods:
             self._anneal(anneal.WALKERS, limit)
-            return
-        with ThreadPoolExecutor(1) as pool:
-            programs = pool.submit(self._consult, neighborhoods.propose, limit)
+        elif self._proof is not None:
+            self._anneal(1, limit)
+            self.stop_proof()
+        else:
+            programs = self.pool.submit(self._consult, neighborhoods.propose, limit)
             self._anneal(1, limit)
             limit.stop()  # when annealing gives up, programs find no more either
             programs.result()
@@ -336,6 +367,7 @@ class _Policy:
         self.deadline.report(self.best.proposal())
         if self.best.is_final:
             deadline.stop()
+            self._proof_limit.stop()
 
     @staticmethod
     def _share_of(deadline: Deadline, share: float) -> Deadline:
@@ -405,7 +437,8 @@ STAGES = (
     ),
     Stage(
         ("anneal", "neighborhoods"),
-        "from the best schedule, if another order may save time",
+        "from the best schedule, if another order may save time; far from the bound, `ilp` goes on instead of"
+        f" `neighborhoods` from {SETTINGS.long_proof_operations} operations on",
         _Policy.search_from_the_best,
     ),
     Stage(("squeeze",), "if no schedule fits so far", _Policy.squeeze_peak),

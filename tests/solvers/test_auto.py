@@ -142,6 +142,43 @@ def test_annealing_starts_again_where_it_gives_up_far_from_the_bound(monkeypatch
     assert len(set(seeds)) == len(seeds)
 
 
+@pytest.mark.parametrize(("proven", "goes_on"), [(0.5, True), (0.99, False)])
+def test_integer_programs_go_on_instead_of_neighborhoods_where_the_gap_is_large(
+    monkeypatch: pytest.MonkeyPatch, proven: float, goes_on: bool
+) -> None:
+    graph, limit = conv_net(5), 20.0
+    known = sc.solve(graph, "60%", solver="ilp", time_limit=20)
+    ended: dict[str, float] = {}
+
+    def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        deadline.report(Proposal(None, "input order", global_bound=proven * known.time))
+        return spend("proof", deadline)
+
+    def spend(name: str, deadline: Deadline) -> Proposal:
+        while not deadline.passed:
+            time.sleep(0.001)
+        ended[name] = fake.seconds - began
+        return Proposal(None, "any order")
+
+    def find(problem: Problem, *, deadline: Deadline, **options: object) -> Proposal:
+        deadline.report(Proposal(known.schedule, "any order"))
+        return spend("annealing", deadline)
+
+    def improve(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        return spend("neighborhoods", deadline)
+
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, ilp_alone_seconds=0.01, long_proof_operations=0))
+    monkeypatch.setattr(auto.neighborhoods, "suits", lambda graph: True)
+    monkeypatch.setattr(auto.neighborhoods, "propose", improve)
+    monkeypatch.setattr(auto.ilp, "propose", prove)
+    monkeypatch.setattr(auto.anneal, "search", find)
+    with FakeClock(seconds_per_look=0.01) as fake:
+        began = fake.seconds
+        assert sc.solve(graph, "60%", time_limit=limit).time == known.time
+    assert (ended["proof"] > 0.8 * limit) == goes_on
+    assert ("neighborhoods" in ended) == (not goes_on)
+
+
 def test_no_other_order_is_searched_for_if_it_could_save_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_the_given_order(monkeypatch)
     graph = branches(6)
