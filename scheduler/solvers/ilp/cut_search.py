@@ -152,8 +152,9 @@ class CutSearch:
         exceeded = [moment for moment in self.candidates.exceeded(schedule) if moment not in chain]
         if has_paid:
             self._best, self._exceeded = chain, exceeded
+        moments = set(self._moments)
         self._add(exceeded)
-        if exceeded:
+        if not moments.issuperset(self._moments):
             self.is_relaxed, self._has_new = False, True
         return schedule
 
@@ -317,12 +318,12 @@ class CutSearch:
     def _refined_cuts(self, last: _Relaxation) -> Iterator[list[int]]:
         """Yield the priced moments of a relaxation with others at which the schedule of its point exceeds the budget.
 
-        First these are only added; then some are joined to the priced ones.
+        First these are only added, if more than few moments may be relaxed; then some are joined to the priced ones.
         """
         priced = _dearest_first(last.prices) or last.program.cuts
         schedule = self._decode(last.program, last.program.live(0.5), last.program.have_run())
-        tried = [priced]
-        for moments in (priced, self.candidates.joined(priced, schedule)):
+        joined, tried = self.candidates.joined(priced, schedule), [priced]
+        for moments in (priced, joined) if self._most_refined > FEW_CUTS else (joined,):
             chosen = list(moments)
             for moment in (*self.candidates.exceeded(schedule), *self._exceeded):
                 if len(chosen) < self._most_refined and len(self.precedence.chain([*chosen, moment])) > len(chosen):

@@ -119,7 +119,10 @@ class OrderBranches:
         """
         lowest = self._lowest
         if not lowest.search.is_priced and self._unsettled(lowest):
-            lowest.search.refine(deadline, MOST_PRICED)
+            if lowest.search.is_small:
+                lowest.search.relax(deadline)
+            else:
+                lowest.search.refine(deadline, MOST_PRICED)
         self._branch(deadline.within(BRANCHING_SHARE * deadline.remaining))
         self._refine(deadline.within(REFINED_SHARE * deadline.remaining))
         return self._lowest.search.raise_bound(deadline, slack)
