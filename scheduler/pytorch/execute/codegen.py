@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scheduler.pytorch.capture.captured_step import Capture
 from scheduler.pytorch.capture.instructions import Return, Tangents
@@ -155,9 +156,10 @@ class _Generator:
         return "\n    ".join([f"def {name}({', '.join(parameters)}):", *body]) + "\n"
 
     def _compile(self, source: str, name: str) -> Code:
-        names: dict[str, object] = dict(self._scope.constants)
+        names: dict[str, Any] = dict(self._scope.constants)
         exec(compile(source, f"<planned {name}>", "exec"), names)
-        return names[name]  # type: ignore[return-value]
+        code: Code = names[name]
+        return code
 
 
 def _free(variables: Sequence[str]) -> list[str]:
