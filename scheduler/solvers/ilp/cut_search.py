@@ -337,7 +337,10 @@ class CutSearch:
         return FEW_CUTS if self.is_small else self._most_moments(FEW_CUTS, MOST_REFINED)
 
     def _relax(self, cuts: list[int], deadline: Deadline, least_part: float = CLOSE_PART) -> _Relaxation:
-        """Raise the bound by a relaxation, with rows over paths until they raise it by this part; return it."""
+        """Raise the bound by a relaxation, and return it.
+
+        It gets rows over paths until these raise it by at most this part of what all have; from 1 on, it gets none.
+        """
         program = self._program(cuts, deadline)
         found = relax(program, deadline, least_part) if least_part < 1 else program.relaxed(deadline)
         self._paths.update(program.paths)
