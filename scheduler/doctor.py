@@ -112,7 +112,7 @@ PARTS = (
     Part("numba", "numba", "the kernels of the solvers", _REINSTALL, needed=True),
     Part("networkx", "networkx", "reading graph files of other tools", _REINSTALL, needed=True),
     Part("PuLP", "pulp", "integer programs", _REINSTALL, needed=True),
-    Part("HiGHS", "highspy", "bounds and proofs", 'pip install "highspy>=1.10,<1.14"'),
+    Part("HiGHS", "highspy", "bounds and proofs", 'pip install "highspy>=1.11,<1.14"'),
     Part("CBC", "pulp", "bounds if HiGHS is missing", _REINSTALL, trial=_CBC),
     Part(
         "numba's cache",

@@ -67,6 +67,15 @@ class Relaxed:
 ROWS_PER_SECOND = 20_000
 """Rough speed of the presolve of HiGHS, which cannot be interrupted."""
 TOLERANCE = 1e-6
+ONLY_BOUND = {
+    "mip_heuristic_effort": 0.0,
+    "mip_heuristic_run_rens": False,
+    "mip_heuristic_run_rins": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+    "mip_pscost_minreliable": 0,
+}
+"""Options of HiGHS without heuristics, which search in programs of their own, and without strong branching: where few
+variables are integers and a relaxation takes long, both take longer than the whole search."""
 ROWS_PER_LOOK = 32
 """While rows are added, the clock is read once for so many."""
 
@@ -100,6 +109,13 @@ class IntegerProgram:
         """Add a variable in [0, 1]."""
         return self._variable(name, cost, pulp.LpContinuous)
 
+    def count(self, name: str, terms: Terms, most: int) -> None:
+        """Add the rows that say: sum of coefficient x variable is an integer from 0 to `most`."""
+        number = self._variable(name, 0.0, pulp.LpInteger, most)
+        same = [(number, -1.0), *terms]
+        self.at_least(name, same, 0)
+        self.at_most(name, same, 0)
+
     def at_least(self, name: str, terms: Terms, least: float) -> None:
         """Add the row: sum of coefficient x variable >= least."""
         self._row(name, terms, pulp.LpConstraintGE, least)
@@ -115,11 +131,12 @@ class IntegerProgram:
         absolute_gap: float = 0.0,
         target: float = -math.inf,
         most_nodes: float = math.inf,
+        only_bound: bool = False,
     ) -> MilpResult:
         """Solve by the deadline with HiGHS, or with CBC if HiGHS is missing or fails; if both do, nothing is known.
 
         The search ends when the objective exceeds the bound by at most `absolute_gap`, or with HiGHS is at most
-        `target` or has taken `most_nodes` nodes.
+        `target` or has taken `most_nodes` nodes. With `only_bound`, HiGHS takes no time to find points early.
         """
         if not self._is_complete:
             return MilpResult(False, False, -math.inf, math.inf)
@@ -128,7 +145,8 @@ class IntegerProgram:
             return self._constant()
         if not deadline.passed and pulp.HiGHS(msg=False).available():
             with suppress(Exception):  # of any kind: it must not cost the answers of other solvers
-                return self._minimize_highs(deadline, absolute_gap, target, most_nodes)
+                options = ONLY_BOUND if only_bound else {}
+                return self._minimize_highs(deadline, absolute_gap, target, most_nodes, options)
         if not deadline.passed:
             with suppress(Exception):  # no CBC, or one that died
                 return self._minimize_cbc(deadline, absolute_gap)
@@ -200,7 +218,9 @@ class IntegerProgram:
         broken = any(row.sense * row.constant < 0 for row in self._rows)
         return MilpResult(not broken, broken, math.inf if broken else 0.0, math.inf if broken else 0.0)
 
-    def _minimize_highs(self, deadline: Deadline, absolute_gap: float, target: float, most_nodes: float) -> MilpResult:
+    def _minimize_highs(
+        self, deadline: Deadline, absolute_gap: float, target: float, most_nodes: float, options: Mapping[str, object]
+    ) -> MilpResult:
         from highspy import HighsModelStatus, cb
 
         def stop_early(kind: object, message: str, seen: Any, answer: Any, data: object) -> None:
@@ -221,12 +241,13 @@ class IntegerProgram:
             presolve="choose" if deadline.remaining * ROWS_PER_SECOND > len(self._rows) else "off",
             callbackTuple=(stop_early, None),
             callbacksToActivate=[kinds.kCallbackMipInterrupt, kinds.kCallbackSimplexInterrupt],
+            **options,
         )
         self.problem.solve(solver)
         model = self.problem.solverModel
         status = model.getModelStatus()
         if status in (HighsModelStatus.kInfeasible, HighsModelStatus.kUnboundedOrInfeasible):
-            # Variables are in [0, 1], so the program cannot be unbounded.
+            # Variables have limits, so the program cannot be unbounded.
             return MilpResult(False, True, math.inf, math.inf)
         information = model.getInfo()
         # The dual bound excludes the constant of the objective, which has none here.
@@ -255,9 +276,9 @@ class IntegerProgram:
     def _objective(self) -> float:
         return _value(self.cost)
 
-    def _variable(self, name: str, cost: float, category: str) -> pulp.LpVariable:
+    def _variable(self, name: str, cost: float, category: str, most: int = 1) -> pulp.LpVariable:
         # PuLP sorts variables by name: numbered names keep them in the order of creation.
-        variable = self.problem.add_variable(f"x{len(self._variables):07d}_{name}", 0, 1, category)
+        variable = self.problem.add_variable(f"x{len(self._variables):07d}_{name}", 0, most, category)
         self._variables.append(variable)
         if cost:
             self.cost.append((variable, cost))

@@ -65,6 +65,21 @@ def test_a_relaxation_takes_rows_that_its_point_breaks() -> None:
     assert program.minimize(Deadline(20)).objective == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize("only_bound", [False, True])
+def test_a_count_is_an_integer_though_what_it_counts_may_be_parts(only_bound: bool) -> None:
+    def optimum(most: int) -> MilpResult:
+        program = IntegerProgram("count")
+        parts = [program.fraction("part", 1.0) for _ in range(4)]
+        program.at_least("cover", [(part, 1.0) for part in parts], 2.5)
+        if most:
+            program.count("count", [(part, 1.0) for part in parts], most)
+        return program.minimize(Deadline(20), only_bound=only_bound)
+
+    assert optimum(0).bound == pytest.approx(2.5)
+    assert optimum(4).bound == pytest.approx(3.0)
+    assert optimum(2).infeasible
+
+
 def test_an_infeasible_program_is_distinguished_from_one_out_of_time() -> None:
     program, _ = knapsack(4)
     program.at_most("nothing", [(variable, 1.0) for variable in program._variables], 0)

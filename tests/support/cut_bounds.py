@@ -38,25 +38,34 @@ def check_cut_bounds(data: st.DataObject, graph: sc.Graph) -> None:
     if reorder and (pairs := pairs_without_order(graph, branches[0])) and data.draw(st.booleans(), label="branches"):
         first, then = data.draw(st.sampled_from(pairs), label="pair")
         branches = [Precedence(graph, reorder=True, pairs=[pair]) for pair in ((first, then), (then, first))]
-    for relaxed in (False, data.draw(st.booleans(), label="relaxed")):
-        bounds = [branch_bounds(data, graph, budget, precedence, relaxed=relaxed) for precedence in branches]
+    for kind in ("whole", data.draw(st.sampled_from(["whole", "relaxed", "counted"]), label="kind")):
+        bounds = [branch_bounds(data, graph, budget, precedence, kind) for precedence in branches]
         assert all(min(of_branches) <= least for of_branches in zip(*bounds, strict=True))
-        for plain, absorbed in () if relaxed else bounds:
+        for plain, absorbed in bounds if kind == "whole" else ():
             assert absorbed == plain if len(branches) == 1 else absorbed >= plain
 
 
 def branch_bounds(
-    data: st.DataObject, graph: sc.Graph, budget: int, precedence: Precedence, *, relaxed: bool
+    data: st.DataObject, graph: sc.Graph, budget: int, precedence: Precedence, kind: str
 ) -> tuple[float, float]:
-    """Return the bounds of programs with the same cuts that absorb nothing, and all that can be."""
+    """Return the bounds of programs with the same cuts that absorb nothing, and all that can be.
+
+    By their kind, they are whole, relaxed, or relaxed but for how often some operations run again.
+    """
     tasks = st.lists(st.sampled_from(range(precedence.tasks)), min_size=1, max_size=MOST_TASKS)
     drawn = st.lists(tasks.map(partial(moment, graph, precedence)), min_size=1, max_size=MOST_CUTS)
     chain = precedence.chain(data.draw(drawn, label="cuts"))
+    budgets, reductions = [budget] * len(chain), [Reduction(graph, absorbs=absorbs) for absorbs in (False, True)]
+    counted: set[int] = set()
+    if kind == "counted":
+        counted = data.draw(st.sets(st.sampled_from(range(len(graph.operations))), min_size=1), label="counted")
     programs = [
-        CutRelaxation(graph, precedence, chain, [budget] * len(chain), reduction=Reduction(graph, absorbs=absorbs))
-        for absorbs in (False, True)
+        CutRelaxation(
+            graph, precedence, chain, budgets, reduction=reduction, whole_cuts=() if counted else None, counted=counted
+        )
+        for reduction in reductions
     ]
-    if relaxed:
+    if kind == "relaxed":
         lines = (relax(program, Deadline(20)) for program in programs)
         plain, absorbed = (0.0 if line is None else line[0] for line in lines)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.problem import Problem
@@ -41,6 +41,9 @@ SHORT_SHARE, GROWTH = 0.1, 3
 for each so many; otherwise it has one more."""
 LEAST_WHOLE, MOST_WHOLE, WHOLE_WORK = 50, 100, 30_000
 """`most_whole` of programs with more than one cut: between these two, about the last one over the number of tasks."""
+COUNTED_CUTS, FIRST_COUNTED, MOST_COUNTED = 8, 4, 16
+"""Programs that count have at most so many cuts. The first one counts so many operations, and each further one up to
+twice as many as the last, until they are so many."""
 LEAST_RELAXED = 0.96
 """A program is solved if its relaxation adds at least this share of what that of the priced moments adds to the time
 of the plain step; otherwise it gets more cuts."""
@@ -104,6 +107,9 @@ class CutSearch:
         The best bound of a linear relaxation.
     is_relaxed : bool
         Whether relaxations have no further moments that raise it.
+    may_count : bool
+        Whether programs that count (further) operations are likely to be solved, and to raise the bound: in large
+        steps, where others are not.
     """
 
     def __init__(self, problem: Problem, precedence: Precedence, reduction: Reduction) -> None:
@@ -129,6 +135,8 @@ class CutSearch:
         self._whole = MOST_CUTS
         """At so many cuts of the next program, tensors are kept or not; at the others, also in part."""
         self._goes_by_price = precedence.reorder
+        self._counted: list[int] = []
+        self.may_count = not self.is_small
 
     def raise_bound(self, deadline: Deadline, slack: float = 0.0) -> Schedule | None:
         """Solve a program with further cuts; return the schedule of its point, if it has one."""
@@ -158,6 +166,27 @@ class CutSearch:
             self.is_relaxed, self._has_new = False, True
         return schedule
 
+    def count(self, deadline: Deadline, slack: float = 0.0) -> Schedule | None:
+        """Raise the bound by programs in which it is an integer how often some operations run again.
+
+        They have the cuts with the highest prices. Each counts further operations: those of which the last point
+        repeats a part, the costliest parts first. Return the schedule of the last point, if there is one.
+        """
+        assert self._last is not None
+        cuts = self.precedence.chain(self._priced()[:COUNTED_CUTS])
+        program, schedule = self._last.program, None
+        self.may_count = self.may_count and bool(cuts)
+        while self.may_count and not deadline.passed:
+            found = [i for i in program.counted_in_part() if i not in self._counted]
+            self._counted += found[: max(FIRST_COUNTED, len(self._counted))]
+            program = self._program(cuts, deadline, (), self._counted)
+            answer = program.solve(deadline, slack)
+            self.bound = max(self.bound, answer.bound)
+            self.may_count = answer.exact and bool(found) and len(self._counted) < MOST_COUNTED
+            if answer.live is not None:
+                schedule = self._decode(program, program.live(0.5), answer.has_run)
+        return schedule
+
     def relax(self, deadline: Deadline) -> CutRelaxation | None:
         """Raise the bound by linear relaxations, and return the last one that did, if any was solved.
 
@@ -182,12 +211,12 @@ class CutSearch:
                 self._go_by(found)
             self.is_relaxed = not (found.is_solved or deadline.passed)
             return
-        for cuts in self._refined_cuts(self._last):
-            found = self._relax(cuts, deadline)
-            if found.added > (1 + LEAST_REFINED) * self._last.added:
-                self._go_by(found)
-                return
-        self.is_relaxed = not deadline.passed
+        cuts = self._refined_cuts(self._last)
+        found = self._relax(cuts, deadline) if cuts else self._last
+        if found.added > (1 + LEAST_REFINED) * self._last.added:
+            self._go_by(found)
+        else:
+            self.is_relaxed = not deadline.passed
 
     def relax_at(self, moments: Iterable[int], deadline: Deadline) -> CutRelaxation:
         """Raise the bound by a relaxation with these moments, and return it.
@@ -315,22 +344,18 @@ class CutSearch:
         self._last = relaxation
         self._moments = self.precedence.chain([*relaxation.prices, *self._moments])
 
-    def _refined_cuts(self, last: _Relaxation) -> Iterator[list[int]]:
-        """Yield the priced moments of a relaxation with others at which the schedule of its point exceeds the budget.
+    def _refined_cuts(self, last: _Relaxation) -> list[int]:
+        """Return the priced moments of a relaxation with others at which the schedule of its point exceeds the budget.
 
-        First these are only added, if more than few moments may be relaxed; then some are joined to the priced ones.
+        If only few moments may be relaxed, some are joined to the priced ones. None if no moment is new.
         """
         priced = _dearest_first(last.prices) or last.program.cuts
         schedule = self._decode(last.program, last.program.live(0.5), last.program.have_run())
-        joined, tried = self.candidates.joined(priced, schedule), [priced]
-        for moments in (priced, joined) if self._most_refined > FEW_CUTS else (joined,):
-            chosen = list(moments)
-            for moment in (*self.candidates.exceeded(schedule), *self._exceeded):
-                if len(chosen) < self._most_refined and len(self.precedence.chain([*chosen, moment])) > len(chosen):
-                    chosen.append(moment)
-            if chosen not in tried:
-                tried.append(chosen)
-                yield self.precedence.chain(chosen)
+        chosen = self.candidates.joined(priced, schedule) if self._most_refined <= FEW_CUTS else list(priced)
+        for moment in (*self.candidates.exceeded(schedule), *self._exceeded):
+            if len(chosen) < self._most_refined and len(self.precedence.chain([*chosen, moment])) > len(chosen):
+                chosen.append(moment)
+        return [] if chosen == priced else self.precedence.chain(chosen)
 
     @property
     def _most_refined(self) -> int:
@@ -352,11 +377,26 @@ class CutSearch:
         priced = {cut: price for cut, price in zip(cuts, prices, strict=True) if price > least}
         return _Relaxation(program, bound - self.problem.least_time, priced)
 
-    def _program(self, chain: list[int], deadline: Deadline, whole_cuts: Container[int] | None = None) -> CutRelaxation:
+    def _program(
+        self,
+        chain: list[int],
+        deadline: Deadline,
+        whole_cuts: Container[int] | None = None,
+        counted: Collection[int] = (),
+    ) -> CutRelaxation:
         problem, budgets = self.problem, [self.problem.budget_bytes] * len(chain)
         whole = max(LEAST_WHOLE, min(MOST_WHOLE, WHOLE_WORK // self.precedence.tasks)) if len(chain) > 1 else None
         return CutRelaxation(
-            problem.graph, self.precedence, chain, budgets, deadline, self.reduction, whole, self._paths, whole_cuts
+            problem.graph,
+            self.precedence,
+            chain,
+            budgets,
+            deadline,
+            self.reduction,
+            whole,
+            self._paths,
+            whole_cuts,
+            counted,
         )
 
 

@@ -29,8 +29,8 @@ from scheduler.solvers.ilp.relaxation import CutRelaxation
 BRANCHING_SHARE = 0.5
 """Share of the time for branching before a program is solved."""
 LEAST_GAP = 0.01
-"""Pairs are looked for while the fastest known schedule exceeds the bound by more than this share: otherwise programs
-prove it sooner."""
+"""Pairs are looked for, and operations counted, while the fastest known schedule exceeds the bound by more than this
+share: otherwise programs prove it sooner."""
 MOST_BRANCHES = 4
 """Each branch needs programs of its own."""
 LEAST_GAIN = 2e-4
@@ -125,7 +125,24 @@ class OrderBranches:
                 lowest.search.refine(deadline, MOST_PRICED)
         self._branch(deadline.within(BRANCHING_SHARE * deadline.remaining))
         self._refine(deadline.within(REFINED_SHARE * deadline.remaining))
-        return self._lowest.search.raise_bound(deadline, slack)
+        search = self._lowest.search
+        if self._counts and search.is_priced:
+            return search.count(deadline, slack)
+        return search.raise_bound(deadline, slack)
+
+    @property
+    def comes_first(self) -> bool:
+        """Whether its programs come before those for the input order: in large steps, of which few are solved."""
+        return self._is_far and not self._lowest.search.is_small
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the next program counts how often operations run again."""
+        return self._is_far and self._lowest.search.may_count
+
+    @property
+    def _is_far(self) -> bool:
+        return relative_gap(self.known, self.bound) > LEAST_GAP
 
     @property
     def _lowest(self) -> _Branch:
@@ -133,7 +150,7 @@ class OrderBranches:
 
     def _branch(self, deadline: Deadline) -> None:
         while not deadline.passed and len(self._branches) < MOST_BRANCHES:
-            if relative_gap(self.known, self.bound) <= LEAST_GAP:
+            if not self._is_far:
                 break
             lowest = self._lowest
             found = self._branches_of(lowest, deadline)
@@ -143,8 +160,11 @@ class OrderBranches:
             self._branches += found
 
     def _refine(self, deadline: Deadline) -> None:
-        """Relax the lowest branch with further moments, as long as its next program goes by prices."""
-        while not deadline.passed and len(self._branches) > 1 and self._lowest.search.wants_prices:
+        """Relax the lowest branch with further moments, as long as its next program goes by prices.
+
+        The only branch relaxes itself, unless its next program counts.
+        """
+        while not deadline.passed and self._lowest.search.wants_prices and (len(self._branches) > 1 or self._counts):
             self._lowest.search.refine(deadline)
 
     def _branches_of(self, branch: _Branch, deadline: Deadline) -> list[_Branch]:

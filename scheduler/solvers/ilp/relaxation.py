@@ -7,6 +7,9 @@ precedence to the cut's have run before it (Y). Every schedule maps to a feasibl
 greater cost, so the optimum is a lower bound. The solver `ilp` turns the optimal point back into a
 schedule. `Reduction` says which operations and tensors need no variables of their own.
 
+A program with so many binaries may take too long. If it may keep every tensor in part, but says how
+often some operations run again, as integers (`counted`), it still bounds better than its relaxation.
+
 Rows are written so that the linear relaxation of a program with one cut is nearly integral: with
 the sums S + R + (1 - Y) and R + (1 - Y) as variables, all rows but that of the bytes and those
 of views compare two variables. Those of programs with more cuts need further rows: `path_rows`.
@@ -15,7 +18,7 @@ of views compare two variables. Those of programs with more cuts need further ro
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -32,6 +35,8 @@ from scheduler.solvers.scaling import byte_units, time_units
 SMALL_SHARE, KEPT_PART = 0.03, 0.05
 """Tensors of less than this share of the budget may be kept in part, if that is asked for; a point counts those as
 live of which it keeps more than the second share."""
+LEAST_PART = 0.05
+"""A number of runs that differs by no more than this from an integer counts as one."""
 _FRACTIONAL_TIME_BITS = 20
 """If times need more bits than a coefficient holds, their sum has this many bits before the binary point."""
 
@@ -111,11 +116,14 @@ class CutRelaxation:
         Rows of other programs; those between cuts of this one are added.
     whole_cuts : container of int, optional
         At other cuts, all tensors may be kept in part, and tasks may have run in part. By default at none.
+    counted : collection of int, optional
+        Operations of which it is an integer how often they run again in all, even where it is a part in each interval.
 
     Attributes
     ----------
     paths : dict of PathRow to None
         The rows over paths that the program has.
+    counted : tuple of int
 
     Bytes are rounded in the schedule's favor, so the bound is valid; simulation decides whether
     a schedule fits.
@@ -132,6 +140,7 @@ class CutRelaxation:
         most_whole: int | None = None,
         paths: Iterable[PathRow] = (),
         whole_cuts: Container[int] | None = None,
+        counted: Collection[int] = (),
     ) -> None:
         self.graph, self.index, self.cuts = graph, graph.index, list(cuts)
         self.precedence = precedence
@@ -155,7 +164,7 @@ class CutRelaxation:
         self._continuous = all(len(task) == 1 for task in self.index.tasks) and (
             not precedence.reorder or len(self.reduction.necessary) == len(self.index.tasks)
         )
-        self._most_whole = most_whole
+        self._most_whole, self.counted = most_whole, tuple(counted)
         self._is_whole = [whole_cuts is None or cut in whole_cuts for cut in cuts]
         self._least = 0.0
         self.paths: dict[PathRow, None] = {}
@@ -168,7 +177,8 @@ class CutRelaxation:
         The search ends early once the point exceeds the bound by at most the slack, or takes no longer than `target`.
         """
         slack, goal = slack / self.time_scale, target / self.time_scale - self.constant
-        result: MilpResult = self.program.minimize(deadline, absolute_gap=slack, target=goal)
+        only_bound = bool(self.counted)
+        result: MilpResult = self.program.minimize(deadline, absolute_gap=slack, target=goal, only_bound=only_bound)
         if result.infeasible:
             return CutAnswer(math.inf, None, math.inf, exact=True)
         least = max(self._least, self.constant + max(0.0, result.bound))
@@ -189,6 +199,15 @@ class CutRelaxation:
             self.reduction.with_twins(t for t, variable in saved.items() if (variable.varValue or 0.0) > part)
             for saved in self.saved
         )
+
+    def counted_in_part(self) -> list[int]:
+        """Return the operations whose number of runs after the first cut, by the variables' values, is no integer.
+
+        Those come first for which the difference takes most time.
+        """
+        counts = {i: math.fsum(step.varValue or 0.0 for step in self._steps(i)) for i in range(len(self.times))}
+        parts = {i: abs(count - round(count)) for i, count in counts.items()}
+        return sorted((i for i in parts if parts[i] > LEAST_PART), key=lambda i: -parts[i] * self.times[i])
 
     def tasks(self) -> list[int]:
         """Return the task that first runs at each cut, by the variables' values."""
@@ -242,6 +261,8 @@ class CutRelaxation:
         self._add_flow(-1, set())
         for k in range(len(budgets)):
             self._add_flow(k, self._add_reads(k))
+        for i in self.counted:
+            self._add_count(i)
         for path in paths:
             self._add_path(path)
 
@@ -312,8 +333,19 @@ class CutRelaxation:
             together = [i, *merged.members.get(i, ())]
             may_repeat = all(self.graph.operations[member].repeatable for member in together)
             if may_repeat and not (self.reduction.folded[i] or i in merged.lead):
-                make = self.program.fraction if self._continuous else self.program.binary
+                make = self.program.fraction if self._continuous or self.counted else self.program.binary
                 self.recomputed[k][i] = make(f"recomputed_{k}", sum(self.times[member] for member in together))
+
+    def _add_count(self, i: int) -> None:
+        """How often an operation runs again after the first cut is an integer."""
+        terms = [(step, 1.0) for step in self._steps(i)]
+        self.program.count("count", terms, len(terms))
+
+    def _steps(self, i: int) -> Iterator[pulp.LpVariable]:
+        """Yield R of an operation, or of the one that it runs right before, after each cut where it may run again."""
+        for k, merged in enumerate(self.merged):
+            if (step := self.recomputed[k].get(merged.lead.get(i, i))) is not None:
+                yield step
 
     def _add_bytes(self, k: int, budget: int) -> None:
         """Live storages, the outputs of the cut's operation and its workspace fit the budget."""

@@ -199,7 +199,8 @@ class _Search:
             self._end = self._end or self.deadline.within(max(least, clock.now() - self._began))
             return None if self._end.passed or not self._needs_any_order() else self.any
         shares = self.input.programs and self._needs_any_order()
-        return self.any if shares and self.any.spent <= INPUT_FACTOR * self.input.spent else self.input
+        is_next = self.free.comes_first or self.any.spent <= INPUT_FACTOR * self.input.spent
+        return self.any if shares and is_next else self.input
 
     def _needs_any_order(self) -> bool:
         return self.problem.reorder and not self._is_done(self.any) and not self._do_orders_agree()

@@ -55,6 +55,19 @@ def test_relaxations_with_further_moments_raise_the_bound_until_none_is_left(
 
 
 @pytest.mark.parametrize("reorder", [False, True])
+def test_programs_that_count_raise_the_bound_of_the_relaxation(monkeypatch: pytest.MonkeyPatch, reorder: bool) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    graph = conv_net(6)
+    budget = parse_budget("60%", graph)
+    found = search(graph, budget, reorder=reorder)
+    found.relax(Deadline(20))
+    assert found.may_count
+    while found.may_count:
+        found.count(Deadline(20))
+    assert found.relaxed < found.bound <= sc.solve(graph, budget, time_limit=20).time
+
+
+@pytest.mark.parametrize("reorder", [False, True])
 def test_programs_differ_until_nothing_is_left_to_try(reorder: bool) -> None:
     found = search(step_with_a_task_that_may_wait(), 9, reorder=reorder)
     chains: list[tuple[int, ...]] = []

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 import pytest
 
 import scheduler as sc
-from scheduler.problem import Problem
+from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.ilp import candidates, order_branches
+from scheduler.solvers.ilp import candidates, cut_search, order_branches
 from scheduler.solvers.ilp.cut_search import CutSearch
 from scheduler.solvers.ilp.order_branches import OrderBranches
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
+from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation
 from tests.support.cut_bounds import step_with_two_branches
 from tests.support.oracle import optimum
+from tests.support.training_graphs import conv_net
 
 
 def branches_of(graph: sc.Graph, budget: int, starts: Sequence[sc.Schedule] = ()) -> OrderBranches:
@@ -49,6 +51,28 @@ def test_without_branches_no_cut_bounds_a_step_with_two_of_them() -> None:
     while not search.is_exhausted:
         search.raise_bound(Deadline(20))
     assert search.bound == 12.0
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_operations_are_counted_in_large_steps_far_from_the_bound(
+    monkeypatch: pytest.MonkeyPatch, is_far: bool
+) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    monkeypatch.setattr(order_branches, "LEAST_GAP", 0.0 if is_far else 1.0)
+    graph = conv_net(6)
+    budget = parse_budget("60%", graph)
+    search = branches_of(graph, budget, [sc.solve(graph, budget).schedule])
+    assert search.comes_first == is_far
+    counted: list[int] = []
+    solve = CutRelaxation.solve
+
+    def noted(self: CutRelaxation, deadline: Deadline, slack: float = 0.0) -> CutAnswer:
+        counted.extend(self.counted)
+        return solve(self, deadline, slack)
+
+    monkeypatch.setattr(CutRelaxation, "solve", noted)
+    search.raise_bound(Deadline(20))
+    assert bool(counted) == is_far
 
 
 def test_no_pair_is_looked_for_while_a_known_schedule_is_near_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,24 @@ def test_the_first_one_of_two_branches_needs_memory_for_both() -> None:
     assert bound(precedence.first_of((2, 3))) == optimum(graph.to_dict(), budget, "any") == 17.0
 
 
+def test_an_operation_that_is_counted_does_not_run_again_in_part() -> None:
+    # At the cut, half of x fits.
+    operations = [
+        sc.Operation("x", [], ["x"], 10.0),
+        sc.Operation("cut", [], ["y"], 1.0, workspace_bytes=3),
+        sc.Operation("last", ["x", "y"], ["z"], 1.0),
+    ]
+    graph = sc.Graph(operations, [sc.Tensor("x", 4), sc.Tensor("y", 1), sc.Tensor("z", 1)], results=["z"])
+    precedence = Precedence(graph, reorder=False)
+    in_part, counted = (
+        CutRelaxation(graph, precedence, [1], [6], whole_cuts=[], counted=operations) for operations in ([], [0])
+    )
+    assert in_part.solve(Deadline(20)).bound == 12 + 5
+    assert in_part.counted_in_part() == [0]
+    assert counted.solve(Deadline(20)).bound == 12 + 10
+    assert counted.counted_in_part() == []
+
+
 def test_the_relaxed_program_recomputes_the_base_of_a_view_with_the_view() -> None:
     # At the cut, half of x fits. Its other half costs half of what both x and its view take: (8 + 1) / 2.
     operations = [
