@@ -60,9 +60,7 @@ def branch_bounds(
     if kind == "counted":
         counted = data.draw(st.sets(st.sampled_from(range(len(graph.operations))), min_size=1), label="counted")
     programs = [
-        CutRelaxation(
-            graph, precedence, chain, budgets, reduction=reduction, whole_cuts=() if counted else None, counted=counted
-        )
+        CutRelaxation(graph, precedence, chain, budgets, reduction=reduction, counted=counted)
         for reduction in reductions
     ]
     if kind == "relaxed":

@@ -178,11 +178,14 @@ class CutSearch:
         self.may_count = self.may_count and bool(cuts)
         while self.may_count and not deadline.passed:
             found = [i for i in program.counted_in_part() if i not in self._counted]
+            if not found:
+                self.may_count = False
+                break
             self._counted += found[: max(FIRST_COUNTED, len(self._counted))]
-            program = self._program(cuts, deadline, (), self._counted)
+            program = self._program(cuts, deadline, counted=self._counted)
             answer = program.solve(deadline, slack)
             self.bound = max(self.bound, answer.bound)
-            self.may_count = answer.exact and bool(found) and len(self._counted) < MOST_COUNTED
+            self.may_count = answer.exact and len(self._counted) < MOST_COUNTED
             if answer.live is not None:
                 schedule = self._decode(program, program.live(0.5), answer.has_run)
         return schedule
@@ -347,7 +350,7 @@ class CutSearch:
     def _refined_cuts(self, last: _Relaxation) -> list[int]:
         """Return the priced moments of a relaxation with others at which the schedule of its point exceeds the budget.
 
-        If only few moments may be relaxed, some are joined to the priced ones. None if no moment is new.
+        If only few moments may be relaxed, some are joined to the priced ones. An empty list if no moment is new.
         """
         priced = _dearest_first(last.prices) or last.program.cuts
         schedule = self._decode(last.program, last.program.live(0.5), last.program.have_run())
@@ -387,17 +390,9 @@ class CutSearch:
         problem, budgets = self.problem, [self.problem.budget_bytes] * len(chain)
         whole = max(LEAST_WHOLE, min(MOST_WHOLE, WHOLE_WORK // self.precedence.tasks)) if len(chain) > 1 else None
         return CutRelaxation(
-            problem.graph,
-            self.precedence,
-            chain,
-            budgets,
-            deadline,
-            self.reduction,
-            whole,
-            self._paths,
-            whole_cuts,
+            problem.graph, self.precedence, chain, budgets, deadline, self.reduction, whole, self._paths, whole_cuts,
             counted,
-        )
+        )  # fmt: skip
 
 
 def _dearest_first(prices: Mapping[int, float]) -> list[int]:
