@@ -50,17 +50,19 @@ def branch_bounds(
 ) -> tuple[float, float]:
     """Return the bounds of programs with the same cuts that absorb nothing, and all that can be.
 
-    By their kind, they are whole, relaxed, or relaxed but for how often some operations run again.
+    By their kind, they are whole, relaxed, or relaxed but for some cuts and how often some operations run again.
     """
     tasks = st.lists(st.sampled_from(range(precedence.tasks)), min_size=1, max_size=MOST_TASKS)
     drawn = st.lists(tasks.map(partial(moment, graph, precedence)), min_size=1, max_size=MOST_CUTS)
     chain = precedence.chain(data.draw(drawn, label="cuts"))
     budgets, reductions = [budget] * len(chain), [Reduction(graph, absorbs=absorbs) for absorbs in (False, True)]
     counted: set[int] = set()
+    whole_cuts: set[int] | None = None
     if kind == "counted":
         counted = data.draw(st.sets(st.sampled_from(range(len(graph.operations))), min_size=1), label="counted")
+        whole_cuts = data.draw(st.sets(st.sampled_from(chain)), label="whole cuts")
     programs = [
-        CutRelaxation(graph, precedence, chain, budgets, reduction=reduction, counted=counted)
+        CutRelaxation(graph, precedence, chain, budgets, reduction=reduction, whole_cuts=whole_cuts, counted=counted)
         for reduction in reductions
     ]
     if kind == "relaxed":

@@ -40,10 +40,14 @@ SHORT_SHARE, GROWTH = 0.1, 3
 """After a program that took at most this share of the remaining time, the next one has two cuts more, and one more
 for each so many; otherwise it has one more."""
 LEAST_WHOLE, MOST_WHOLE, WHOLE_WORK = 50, 100, 30_000
-"""`most_whole` of programs with more than one cut: between these two, about the last one over the number of tasks."""
+"""`most_whole` of programs with more than one cut that do not count: between these two, about the last one over the
+number of tasks."""
 COUNTED_CUTS, FIRST_COUNTED, MOST_COUNTED = 8, 4, 16
 """Programs that count have at most so many cuts. The first one counts so many operations, and each further one up to
 twice as many as the last, until they are so many."""
+MOST_TASKS_COUNTED_WHOLE = 1_000
+"""In steps of at most so many tasks, programs that count also keep large tensors or not at the cut with the highest
+price: in larger ones, they then take too long."""
 LEAST_RELAXED = 0.96
 """A program is solved if its relaxation adds at least this share of what that of the priced moments adds to the time
 of the plain step; otherwise it gets more cuts."""
@@ -169,11 +173,14 @@ class CutSearch:
     def count(self, deadline: Deadline, slack: float = 0.0) -> Schedule | None:
         """Raise the bound by programs in which it is an integer how often some operations run again.
 
-        They have the cuts with the highest prices. Each counts further operations: those of which the last point
-        repeats a part, the costliest parts first. Return the schedule of the last point, if there is one.
+        They have the cuts with the highest prices, and at the first of these, large tensors are kept or not. Each
+        counts further operations: those of which the last point repeats a part, the costliest parts first. Return the
+        schedule of the last point, if there is one.
         """
         assert self._last is not None
-        cuts = self.precedence.chain(self._priced()[:COUNTED_CUTS])
+        priced = self._priced()[:COUNTED_CUTS]
+        cuts = self.precedence.chain(priced)
+        whole = priced[:1] if self.precedence.tasks <= MOST_TASKS_COUNTED_WHOLE else []
         program, schedule = self._last.program, None
         self.may_count = self.may_count and bool(cuts)
         while self.may_count and not deadline.passed:
@@ -182,7 +189,7 @@ class CutSearch:
                 self.may_count = False
                 break
             self._counted += found[: max(FIRST_COUNTED, len(self._counted))]
-            program = self._program(cuts, deadline, counted=self._counted)
+            program = self._program(cuts, deadline, whole, self._counted)
             answer = program.solve(deadline, slack)
             self.bound = max(self.bound, answer.bound)
             self.may_count = answer.exact and len(self._counted) < MOST_COUNTED
@@ -387,11 +394,14 @@ class CutSearch:
         whole_cuts: Container[int] | None = None,
         counted: Collection[int] = (),
     ) -> CutRelaxation:
-        problem, budgets = self.problem, [self.problem.budget_bytes] * len(chain)
-        whole = max(LEAST_WHOLE, min(MOST_WHOLE, WHOLE_WORK // self.precedence.tasks)) if len(chain) > 1 else None
+        problem, budgets, most_whole = self.problem, [self.problem.budget_bytes] * len(chain), None
+        if counted:
+            most_whole = 1
+        elif len(chain) > 1:
+            most_whole = max(LEAST_WHOLE, min(MOST_WHOLE, WHOLE_WORK // self.precedence.tasks))
         return CutRelaxation(
-            problem.graph, self.precedence, chain, budgets, deadline, self.reduction, whole, self._paths, whole_cuts,
-            counted,
+            problem.graph, self.precedence, chain, budgets, deadline, self.reduction, most_whole, self._paths,
+            whole_cuts, counted,
         )  # fmt: skip
 
 

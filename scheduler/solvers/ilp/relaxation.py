@@ -7,8 +7,8 @@ precedence to the cut's have run before it (Y). Every schedule maps to a feasibl
 greater cost, so the optimum is a lower bound. The solver `ilp` turns the optimal point back into a
 schedule. `Reduction` says which operations and tensors need no variables of their own.
 
-A program with so many binaries may take too long. One that decides nothing but how often some
-operations run again (`counted`), and leaves all else in parts, still bounds better than its relaxation.
+A program with so many binaries may take too long. One that decides how often some operations run
+again in all (`counted`), and what is live at few cuts, still bounds better than its relaxation.
 
 Rows are written so that the linear relaxation of a program with one cut is nearly integral: with
 the sums S + R + (1 - Y) and R + (1 - Y) as variables, all rows but that of the bytes and those
@@ -117,8 +117,8 @@ class CutRelaxation:
     whole_cuts : container of int, optional
         At other cuts, all tensors may be kept in part, and tasks may have run in part. By default at none.
     counted : collection of int, optional
-        Operations of which it is an integer how often they run again in all, even if it is a part in each interval. If
-        there are any, no cut is whole, and all else may be a part.
+        Operations of which it is an integer how often they run again in all. If there are any, what runs again between
+        a cut and the next may be a part.
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ class CutRelaxation:
             not precedence.reorder or len(self.reduction.necessary) == len(self.index.tasks)
         )
         self._most_whole, self.counted = most_whole, tuple(counted)
-        self._is_whole = [not self.counted and (whole_cuts is None or cut in whole_cuts) for cut in cuts]
+        self._is_whole = [whole_cuts is None or cut in whole_cuts for cut in cuts]
         self._least = 0.0
         self.paths: dict[PathRow, None] = {}
         with suppress(TimeIsUpError):

@@ -119,7 +119,7 @@ def test_an_operation_that_is_counted_does_not_run_again_in_part() -> None:
     graph = sc.Graph(operations, [sc.Tensor("x", 4), sc.Tensor("y", 1), sc.Tensor("z", 1)], results=["z"])
     precedence = Precedence(graph, reorder=False)
     in_part = CutRelaxation(graph, precedence, [1], [6], whole_cuts=[])
-    counted = CutRelaxation(graph, precedence, [1], [6], counted=[0])
+    counted = CutRelaxation(graph, precedence, [1], [6], whole_cuts=[], counted=[0])
     assert in_part.solve(Deadline(20)).bound == 12 + 5
     assert in_part.counted_in_part() == [0]
     assert counted.solve(Deadline(20)).bound == 12 + 10
