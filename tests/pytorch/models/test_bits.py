@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from scheduler.pytorch.tracing import capture
-from tests.support.pytorch.planning import check_like_autograd, recompute_most, save_everything
+from tests.support.pytorch.planning import Comparison, check_like_autograd, recompute_most, save_everything
 from tests.support.pytorch.small_models import SMALL, small_model
 
 pytestmark = pytest.mark.long(65)  # second: it needs no kernels, which the first file compiles meanwhile
@@ -164,9 +164,9 @@ def test_an_lstm_is_one_operation_per_layer_and_direction(shape: Shape) -> None:
     for precision in PRECISIONS:
         torch.manual_seed(0)
         module = InPrecision(Recurrent(nn.LSTM, shape), precision)
-        args = (torch.randn(5, 3, 8),)
-        check_like_autograd(module, recompute_most, (args, {}))
-        names = [operation.name for operation in capture(module, args).graph.operations]
+        comparison = Comparison(module, ((torch.randn(5, 3, 8),), {}))
+        comparison.check(recompute_most)
+        names = [operation.name for operation in comparison.captured.graph.operations]
         # Eager has no such kernel in bfloat16 on processors without its instructions, and unrolls the layer.
         has_kernel = precision == "float32" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
         layers = shape.num_layers * (1 + shape.bidirectional) if has_kernel else 0
@@ -228,11 +228,10 @@ class Experts(nn.Module):
 def test_a_mixture_of_experts_keeps_its_one_operator(precision: Precision) -> None:
     torch.manual_seed(0)
     module = InPrecision(Experts(), precision)
-    args = (torch.randn(24, 16),)
-    check_like_autograd(module, recompute_most, (args, {}))
-    captured = capture(module, args)
-    assert captured.joint.route == "direct"
-    assert sum("grouped_mm" in operation.name for operation in captured.graph.operations) == 2
+    comparison = Comparison(module, ((torch.randn(24, 16),), {}))
+    comparison.check(recompute_most)
+    assert comparison.captured.joint.route == "direct"
+    assert sum("grouped_mm" in operation.name for operation in comparison.captured.graph.operations) == 2
 
 
 class Repeated(nn.Module):
@@ -255,10 +254,12 @@ class Repeated(nn.Module):
 def test_autocast_casts_a_parameter_once_per_region(regions: int, around: bool) -> None:
     torch.manual_seed(0)
     module = InPrecision(Repeated(regions), "autocast") if around else Repeated(regions)
-    args = (torch.randn(8, 16),)
-    check_like_autograd(module, recompute_most, (args, {}))
-    check_like_autograd(InPrecision(Repeated(regions), "float32"), recompute_most, (args, {}))
-    names = [operation.name for operation in capture(module, args).graph.operations if operation.phase == "forward"]
+    batch = ((torch.randn(8, 16),), {})
+    comparison = Comparison(module, batch)
+    comparison.check(recompute_most)
+    check_like_autograd(InPrecision(Repeated(regions), "float32"), recompute_most, batch)
+    operations = comparison.captured.graph.operations
+    names = [operation.name for operation in operations if operation.phase == "forward"]
     # Weight and bias, once per region; the weight that the model casts itself; the input of each region, the outputs.
     casts = [name for name in names if "_to_copy" in name]
     assert len(casts) == 2 * (1 if around else regions) + 1 + 2 * regions
