@@ -67,6 +67,23 @@ def test_programs_that_count_raise_the_bound_of_the_relaxation(monkeypatch: pyte
     assert found.relaxed < found.bound <= sc.solve(graph, budget, time_limit=20).time
 
 
+def test_whole_tensors_at_the_dearest_moment_raise_the_bound_of_programs_that_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    graph = conv_net(4)
+    budget, bounds = parse_budget("50%", graph), []
+    for most_tasks in (0, len(graph.index.tasks)):
+        monkeypatch.setattr(cut_search, "MOST_TASKS_COUNTED_WHOLE", most_tasks)
+        found = search(graph, budget, reorder=True)
+        found.relax(Deadline(20))
+        while found.may_count:
+            found.count(Deadline(20))
+        bounds.append(found.bound)
+    in_part, whole = bounds
+    assert in_part < whole <= sc.solve(graph, budget, time_limit=20).time
+
+
 @pytest.mark.parametrize("reorder", [False, True])
 def test_programs_differ_until_nothing_is_left_to_try(reorder: bool) -> None:
     found = search(step_with_a_task_that_may_wait(), 9, reorder=reorder)
