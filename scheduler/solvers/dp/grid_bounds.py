@@ -39,6 +39,8 @@ Floats = npt.NDArray[np.float32]
 
 INFINITE = np.float32(2**24)
 """The entry of a table where there is no useful schedule; below it, 32-bit floats represent integers exactly."""
+UNKNOWN = -(2**62)
+"""A number of bytes that is still to be found."""
 
 
 class Grid(NamedTuple):
@@ -267,25 +269,47 @@ def push_around(
                 push_by_two(around[left], own, table[right], low, highest, shift_left, shift_right, cost)
 
 
+@compiled(inner=True)
+def least_of_splits(need: Ints, left: Ints, live: Ints, live_after: int, right: Ints, outputs: Ints) -> int:
+    """Return the least over all splits of what the sweep, the layers before the split and those after it need.
+
+    A function of its own so that it compiles to vector instructions.
+    """
+    least = 2**62
+    for k in range(len(need)):
+        least = min(least, max(max(need[k], left[k] + live[k] - live_after), right[k] + outputs[k]))
+    return least
+
+
 @compiled()
 def fill_least_bytes(
-    arrays: ChainArrays, states: ChainStates, low: int, high: int, sweeps: SweepBounds, need_of: Ints
+    arrays: ChainArrays, states: ChainStates, low: int, high: int, sweeps: SweepBounds, inside: Ints, need_of: Ints
 ) -> None:
-    """Fill `need_of[s]` for the states low..high-1: the least free bytes, exactly, with which state s can run."""
+    """Fill in the least free bytes, exactly, with which the states of layers a..b can run, for b in low..high-1.
+
+    Entries of `need_of` (one per state) that are `UNKNOWN` are filled in, and `inside[h, a, b]` for all b
+    before `high`: in rows that a split leads through in order.
+    """
     x, live = arrays.output_bytes, arrays.live_gradients
-    for s in range(low, high):
-        a, b, h = states.first[s], states.last[s], states.held[s]
-        least = 2**62
-        for mode in range(arrays.first_mode[a], arrays.first_mode[a + 1]):
-            need, held = saving_limits(arrays, a, b, h, mode)
-            if a < b:
-                need = max(need, need_of[state_after_saving(arrays, states, a, b)] + held)
-            least = min(least, need)
-        for j in range(a + 1, b + 1):
-            before = need_of[states.numbers[h, a, j - 1]] - (live[b + 1] - live[j])
-            need = max(max(sweeps.need[a, j], before), need_of[states.numbers[0, j, b]] + x[j])
-            least = min(least, need)
-        need_of[s] = least
+    ending = np.empty(len(x), np.int64)
+    """The row of the states (0, a, b) for all a."""
+    for b in range(low, high):
+        for a in range(b, -1, -1):
+            for h in range(2):
+                s = states.numbers[h, a, b]
+                if need_of[s] == UNKNOWN:
+                    after = slice(a + 1, b + 1)
+                    least = least_of_splits(
+                        sweeps.need[a, after], inside[h, a, a:b], live[after], live[b + 1], ending[after], x[after]
+                    )
+                    for mode in range(arrays.first_mode[a], arrays.first_mode[a + 1]):
+                        need, held = saving_limits(arrays, a, b, h, mode)
+                        if a < b:
+                            need = max(need, need_of[state_after_saving(arrays, states, a, b)] + held)
+                        least = min(least, need)
+                    need_of[s] = least
+                inside[h, a, b] = need_of[s]
+            ending[a] = inside[0, a, b]
 
 
 @compiled(inner=True)

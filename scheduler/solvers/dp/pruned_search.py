@@ -17,6 +17,7 @@ from scheduler.solvers.dp.dynamic_program import DynamicProgram, build_schedule,
 from scheduler.solvers.dp.frontiers import Pruning
 from scheduler.solvers.dp.grid_bounds import (
     INFINITE,
+    UNKNOWN,
     Grid,
     descend,
     fill_inside,
@@ -36,6 +37,8 @@ _MARGINS = (0.015, 0.003)
 """By how much the optimum may exceed the guess from either grid, as a share of the time of the step."""
 _MOST_CELLS = 2**26
 """Entries of a table above which its grid is made coarser; a grid may have up to four times as many."""
+_LAYERS_AT_ONCE = 32
+"""The least bytes are found for the states that end with so many layers between two looks at the clock."""
 _CAUTIONS = (0, 1, 3)
 """Numbers of slots left unused on the way down a table; each is tried."""
 
@@ -93,7 +96,7 @@ class PrunedSearch:
         self._root = int(states.numbers[0, 0, -1])
         self._most = most_bytes(costs, states, free_bytes)
         self._sweeps = sweep_bounds(costs.arrays)
-        self._need = np.zeros(len(states.first), np.int64)
+        self._need = np.full(len(states.first), UNKNOWN, np.int64)
         self._past = self._least_past()
         self._known = known
         self._best = None if known is None else known.extra_time
@@ -115,8 +118,12 @@ class PrunedSearch:
         TimeoutError
             If the deadline passes.
         """
-        for low, high in self._chunks():
-            fill_least_bytes(self.costs.arrays, self._states, low, high, self._sweeps, self._need)
+        layers = self.costs.layers
+        inside = np.empty((2, layers, layers), np.int64)
+        for low in range(0, layers, _LAYERS_AT_ONCE):
+            self._check_time()
+            high = min(layers, low + _LAYERS_AT_ONCE)
+            fill_least_bytes(self.costs.arrays, self._states, low, high, self._sweeps, inside, self._need)
         self.least_bytes = int(self._need[self._root])
         return self.least_bytes
 
@@ -228,9 +235,12 @@ class PrunedSearch:
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         for low, high in self._states.chunks():
-            if self.deadline.passed:
-                raise TimeoutError("out of time before the exact program began")
+            self._check_time()
             yield low, high
+
+    def _check_time(self) -> None:
+        if self.deadline.passed:
+            raise TimeoutError("out of time before the exact program began")
 
     def _root_slot(self, grid: Grid) -> int:
         return int((self.free + grid.offsets[self._root]) // grid.unit)

@@ -25,7 +25,8 @@ _PRICES = 40
 """Steps of the search for a price."""
 _GOLDEN = (3 - math.sqrt(5)) / 2
 _SLACKS = (1e-3, 1e-2, 1e-1)
-"""By how much labels may cost more than the cheapest choices, as a share of the time of the step; each is tried."""
+"""By how much labels may cost more than the cheapest choices, as a share of the time of the step; each is tried, or
+less where less is enough."""
 _MOST_SLOTS = 2**13
 _MOST_LABELS = 2**22
 """Most labels of all states together: 160 MiB."""
@@ -95,11 +96,12 @@ class TwoPasses:
 
         The search is not exact: of the labels in a slot, it keeps only the cheapest.
         """
-        for slack in _SLACKS:
-            if deadline.passed and slack > _SLACKS[0]:
+        enough = math.inf
+        for share in _SLACKS:
+            if deadline.passed and share > _SLACKS[0]:
                 return
-            most = slack * self.costs.base
-            labels = self._labels(most)
+            slack = min(enough, share * self.costs.base)
+            labels = self._labels(slack)
             last = self._fastest_end(labels)
             if last is None:
                 continue
@@ -107,7 +109,8 @@ class TwoPasses:
             if self.best is None or extra_time < self.best.extra_time:
                 self.best = Known(self._build(labels, last), extra_time)
             # The labels of a faster schedule exceed the least cost by less than this one's time exceeds the bound.
-            if self.best.extra_time - (labels.least - self._price * self._free) <= most:
+            enough = self.best.extra_time - (labels.least - self._price * self._free)
+            if enough <= slack:
                 return
 
     def _labels(self, slack: float) -> Labels:
