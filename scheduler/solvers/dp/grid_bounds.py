@@ -181,7 +181,7 @@ def list_steps(
     return count
 
 
-@compiled()
+@compiled(nogil=True)
 def fill_inside(
     arrays: ChainArrays,
     states: ChainStates,

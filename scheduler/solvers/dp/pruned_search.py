@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +42,8 @@ _MOST_CELLS = 2**26
 """Entries of a table above which its grid is made coarser; a grid may have up to four times as many."""
 _LAYERS_AT_ONCE = 32
 """The least bytes are found for the states that end with so many layers between two looks at the clock."""
+_FEWEST_SHARED = 64
+"""From so many states of one length on, two threads share them."""
 _CAUTIONS = (0, 1, 3)
 """Numbers of slots left unused on the way down a table; each is tried."""
 
@@ -208,8 +213,21 @@ class PrunedSearch:
         grid = Grid(offsets, unit, max(1, limit >> 22), rows, np.empty((len(alive), last + 1), np.float32))
         begin = np.zeros(len(alive), np.int64)
         rounding = unit // 2 if nearest else unit - 1
-        for low, high in self._chunks():
+
+        def fill(low: int, high: int) -> None:
             fill_inside(self.costs.arrays, self._states, low, high, grid, self._sweeps, rounding, begin)
+
+        starts = self._states.starts.tolist()
+        with ThreadPoolExecutor(1) as other:
+            for chunk in self._chunks():
+                # States of one length need only shorter ones.
+                for low, high in pairwise(starts[bisect_left(starts, chunk[0]) : bisect_right(starts, chunk[1])]):
+                    if high - low < _FEWEST_SHARED:
+                        fill(low, high)
+                        continue
+                    rest = other.submit(fill, (low + high) // 2, high)
+                    fill(low, (low + high) // 2)
+                    rest.result()
         return grid
 
     def _prune(self, grid: Grid, limit: int) -> Pruning:

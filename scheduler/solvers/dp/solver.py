@@ -113,7 +113,7 @@ def chain_frontier(chain: Chain) -> list[tuple[int, float]]:
 def least_persistent_peak(chain: Chain, deadline: Deadline) -> int:
     """Return the smallest peak in bytes of a persistent schedule, resident tensors included.
 
-    It takes .1 s for 300 different layers, and a time that grows with their third power.
+    It takes .3 s for 1000 different layers, and a time that grows with their third power.
 
     Raises
     ------

@@ -109,8 +109,9 @@ def test_unpruned_program_pruned_one_and_exhaustive_search_agree(chain: sc.Chain
         random_chain(4, 40, distinct=3),
         random_chain(5, 40, distinct=1),
         random_chain(6, 12, modes=2),
+        random_chain(7, 72),  # so many states of one length that threads share them
     ],
-    ids=["24", "24", "24", "24", "40 of three kinds", "40 equal", "12 with modes"],
+    ids=["24", "24", "24", "24", "40 of three kinds", "40 equal", "12 with modes", "72"],
 )
 def test_the_pruned_search_loses_nothing_where_the_grid_is_coarser_than_the_sizes(chain: sc.Chain) -> None:
     frontier = chain_frontier(chain)
