@@ -210,9 +210,11 @@ class _Policy:
             self._consult(_solve_few_programs, self.first_round, settings.few_programs_share)
 
     def solve_chain(self) -> None:
-        """Run `dp` on a chain."""
+        """Run `dp` on a chain, and end if no schedule can be noticeably faster, though that of a long chain may not be
+        proven optimal."""
         if self.problem.chain is not None:
             self._ask("dp", self.deadline, share=self.settings.first_round_share)
+            self.ended = self._possible_gain <= self.settings.other_orders_least_gain
             self.deadline = self._for_other_orders(self.deadline)
             self.first_round = self._share_of(self.deadline, self.settings.first_round_share)
 
@@ -261,7 +263,7 @@ class _Policy:
             wait([walk], timeout=min(self._for_other_orders(limit).remaining, TIMEOUT_MAX))
             limit.stop()
             walk.result()
-        is_close = relative_gap(self.best.time, self.best.global_bound) <= settings.long_proof_gap
+        is_close = self._possible_gain <= settings.long_proof_gap
         if is_close or self._proof.done() or not goes_on:
             self.stop_proof()
 
@@ -306,12 +308,17 @@ class _Policy:
         operations = len(self.problem.graph.operations)
         return self.problem.chain is None and operations >= self.settings.hierarchical_first_operations
 
+    @property
+    def _possible_gain(self) -> float:
+        """The share of the best schedule's time by which another one, in any order, may be faster."""
+        return relative_gap(self.best.time, self.best.global_bound)
+
     def _for_other_orders(self, deadline: Deadline) -> Deadline:
         """Return the time for schedules outside the answer's search space: short once it is optimal there."""
         if not self.best.is_optimal:
             return deadline
         settings, now = self.settings, clock.now()
-        gain = relative_gap(self.best.time, self.best.global_bound)
+        gain = self._possible_gain
         if gain <= settings.other_orders_least_gain:
             return deadline.within(0.0)
         more = settings.other_orders_ratio * (now - self._started) * gain / settings.other_orders_gain
@@ -331,8 +338,8 @@ class _Policy:
         while goes_on:
             self._consult(partial(anneal.search, walkers=walkers, only_starts=True), deadline)
             self.seed += 1
-            gap = relative_gap(self.best.time, self.best.global_bound)
-            goes_on = ends and gap > self.settings.anneal_again_gap and not (self.best.is_final or deadline.passed)
+            is_far = self._possible_gain > self.settings.anneal_again_gap
+            goes_on = ends and is_far and not (self.best.is_final or deadline.passed)
 
     def _ask(self, solver: str, deadline: Deadline, share: float = 1.0) -> None:
         """Take over the answer of a solver in a share of the time."""
@@ -416,7 +423,12 @@ STAGES = (
         'if an answer within a gap is enough; `ilp` with few cuts, but "greedy-segments" in its place for chains',
         _Policy.answer_quickly,
     ),
-    Stage(("dp",), "chains of layers", _Policy.solve_chain),
+    Stage(
+        ("dp",),
+        "chains of layers; the last stage if another schedule may save at most"
+        f" {SETTINGS.other_orders_least_gain:.2%} of the time",
+        _Policy.solve_chain,
+    ),
     Stage(
         ("hierarchical",),
         f"graphs of {SETTINGS.hierarchical_first_operations} operations or more; the last stage if the answer is"

@@ -15,6 +15,7 @@ from scheduler.problem import Problem
 from scheduler.solution import Proposal
 from scheduler.solvers import auto
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.dp.solver import EXACT_LAYERS
 from scheduler.solvers.eviction_walk import EvictionWalks
 from scheduler.solvers.smallest_peak import Squeezed
 from tests.support.fake_clock import FakeClock
@@ -83,6 +84,16 @@ def test_integer_programs_do_not_delay_the_answer_for_a_chain(monkeypatch: pytes
     chain = sc.zoo.heterogeneous_chain(30)
     solution = sc.solve(chain, "60%", gap=0.005)
     assert (solution.status, solution.time) == (sc.Status.OPTIMAL, sc.solve(chain, "60%", solver="dp").time)
+
+
+def test_a_chain_s_answer_is_final_where_no_schedule_can_be_noticeably_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **options: object) -> Proposal:
+        raise AssertionError("an integer program was solved")
+
+    monkeypatch.setattr("scheduler.solvers.ilp.solver.propose", fail)
+    solution = sc.solve(sc.zoo.heterogeneous_chain(EXACT_LAYERS + 1), "50%")
+    assert solution.status is sc.Status.FEASIBLE
+    assert 0 < solution.global_gap <= auto.SETTINGS.other_orders_least_gain
 
 
 def test_a_schedule_is_found_where_the_smallest_budget_has_one() -> None:
