@@ -285,14 +285,14 @@ def least_of_splits(need: Ints, left: Ints, live: Ints, live_after: int, right: 
 def fill_least_bytes(
     arrays: ChainArrays, states: ChainStates, low: int, high: int, sweeps: SweepBounds, inside: Ints, need_of: Ints
 ) -> None:
-    """Fill in the least free bytes, exactly, with which the states of layers a..b can run, for b in low..high-1.
+    """Fill in the least free bytes, exactly, with which the states that end with the layers low..high-1 can run.
 
-    Entries of `need_of` (one per state) that are `UNKNOWN` are filled in, and `inside[h, a, b]` for all b
-    before `high`: in rows that a split leads through in order.
+    `need_of` has an entry per state, `UNKNOWN` at first. `inside[h, a, b]` is the same by layers, known for
+    all b before `low`: the splits of a state read a row of it one by one.
     """
     x, live = arrays.output_bytes, arrays.live_gradients
     ending = np.empty(len(x), np.int64)
-    """The row of the states (0, a, b) for all a."""
+    """`inside[0, a, b]` for all a."""
     for b in range(low, high):
         for a in range(b, -1, -1):
             for h in range(2):
