@@ -327,7 +327,7 @@ class _Policy:
 
     def _walk(self) -> None:
         """Offer the schedule of a walk that evicts when memory is short."""
-        walk = EvictionWalks(self.late.graph).fitting(self.problem.budget_bytes)
+        walk = EvictionWalks(self.late.graph).fitting(self.problem.budget_bytes, self.first_round)
         if walk is not None:
             self.answers.append(walk)
             self.best.offer(walk)

@@ -4,12 +4,13 @@ Every operation of the order runs once, after what is missing of its inputs has 
 Nothing is evicted before it must be. So a walk within few bytes recomputes much less than one
 that saves nothing, and the least bytes within which one succeeds are near the smallest peak.
 Evicting what costs little to recompute for its bytes and the time until its next use is after
-Kirisame et al. 2021, "Dynamic Tensor Rematerialization"; here the next uses are known.
+Kirisame et al. 2021, "Dynamic Tensor Rematerialization", and so is what connected tensors cost
+(their estimate by union-find); here the next uses are known.
 """
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from scheduler.graph import Graph
 from scheduler.schedule import Schedule, schedule_from_runs
 from scheduler.simulator import simulate
+from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.graph_arrays import Flags, GraphArrays, Ints, flat_rows, graph_arrays
 from scheduler.solvers.jit import compiled, inlined_kernel, inner_kernel
 
@@ -29,19 +31,38 @@ _MOST_ATTEMPTS = 8
 """Attempts at one operation of the order, each after evicting what its inputs can be recomputed without."""
 
 
-class Eviction(Enum):
-    """What a walk evicts when memory is short.
+class Rule(NamedTuple):
+    """What a walk evicts when memory is short: what has the highest score.
 
-    For RUNS and TIME it is what has the most bytes times steps until its next use, per
-    recomputation. None of the three is best on every graph.
+    The score of a storage is its bytes, times a power of the steps until its next use, per recomputation.
+
+    Attributes
+    ----------
+    counts_runs, counts_time : bool
+        What a recomputation counts: one, its time in mean times, or both. If nothing, what is used last is evicted.
+    connects : bool
+        Whether those of all evicted tensors count that are connected with a tensor, or only of those that it is
+        recomputed from. A chain of which each tensor is recomputed from the one before costs little at every
+        eviction, and all of it to rebuild: if they count, some of its tensors stay.
+    power : float
+        The exponent of the steps. The lower it is, the longer stays what few bytes hold.
     """
 
-    RUNS = auto()
-    """Recomputations are counted."""
-    TIME = auto()
-    """Recomputations count by their time, and each as much as an average operation on top."""
-    NEXT_USE = auto()
-    """What is used last."""
+    counts_runs: bool
+    counts_time: bool
+    connects: bool
+    power: float
+
+
+class Eviction(Enum):
+    """Rules of which none is best on every graph."""
+
+    RUNS = Rule(counts_runs=True, counts_time=False, connects=False, power=1.0)
+    TIME = Rule(counts_runs=True, counts_time=True, connects=False, power=1.0)
+    NEXT_USE = Rule(counts_runs=False, counts_time=False, connects=False, power=1.0)
+    CONNECTED_RUNS = Rule(counts_runs=True, counts_time=False, connects=True, power=1.0)
+    CONNECTED_TIME = Rule(counts_runs=True, counts_time=True, connects=True, power=1.0)
+    CONNECTED_SOON = Rule(counts_runs=True, counts_time=False, connects=True, power=0.5)
 
 
 class EvictionWalks:
@@ -56,12 +77,7 @@ class EvictionWalks:
         self.graph = graph
         self._arrays = graph_arrays(graph)
         self._uses = _uses(self._arrays)
-        time = self._arrays.time
-        self._run_cost = {
-            Eviction.RUNS: np.ones_like(time),
-            Eviction.TIME: time + time[self._arrays.order].sum() / max(1, len(self._arrays.order)),
-            Eviction.NEXT_USE: np.zeros_like(time),
-        }
+        self._mean_time = self._arrays.time[self._arrays.order].sum() / max(1, len(self._arrays.order))
 
     def within(self, budget_bytes: int, eviction: Eviction) -> Schedule | None:
         """Return the schedule of a walk; None if it fails.
@@ -75,18 +91,25 @@ class EvictionWalks:
         """
         free_bytes = budget_bytes - self.graph.resident_bytes
         most_runs = _MOST_RUNS_PER_OPERATION * len(self._arrays.order) + 1000
-        runs, count = _walk(self._arrays, self._uses, free_bytes, self._run_cost[eviction], most_runs)
+        rule, time = eviction.value, self._arrays.time
+        cost = rule.counts_time * time + rule.counts_runs * (self._mean_time if rule.counts_time else 1.0)
+        runs, count = _walk(self._arrays, self._uses, free_bytes, cost, rule.connects, rule.power, most_runs)
         return None if count < 0 else schedule_from_runs(self.graph, runs[:count].tolist())
 
-    def fitting(self, budget_bytes: int) -> Schedule | None:
-        """Return the fastest schedule of walks that evict by cost and whose peak fits; None if there is none.
+    def fitting(self, budget_bytes: int, deadline: Deadline) -> Schedule | None:
+        """Return the fastest schedule of walks by all rules whose peak fits; None if there is none.
 
         While the peak is larger than what a walk stayed within, it walks again within as much
-        less, a few times.
+        less, a few times. Once the deadline has passed, the first schedule that fits is enough.
         """
-        found = [self._fitting(budget_bytes, eviction) for eviction in (Eviction.RUNS, Eviction.TIME)]
-        fitting = [entry for entry in found if entry is not None]
-        return min(fitting, key=lambda entry: entry[0])[1] if fitting else None
+        best: tuple[float, Schedule] | None = None
+        for eviction in Eviction:
+            if best is not None and deadline.passed:
+                break
+            found = self._fitting(budget_bytes, eviction)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
+        return None if best is None else best[1]
 
     def _fitting(self, budget_bytes: int, eviction: Eviction) -> tuple[float, Schedule] | None:
         """Return the time of a schedule that fits, and the schedule."""
@@ -180,10 +203,26 @@ class _State(NamedTuple):
     stack : ndarray of int64
     run_cost : ndarray of float64, shape (operations,)
         What each run counts.
+    connects : bool
+        As in `Rule`.
+    power : float
+        As in `Rule`.
+    evicted : ndarray of bool, shape (tensors,)
+        If connected tensors count: those that were evicted, are not available, and will be needed.
     cost : ndarray of float64, shape (tensors,)
-        About what the operations that recompute each evicted tensor count.
+        About what the operations that recompute each evicted tensor count, if connected tensors do not.
+    node : ndarray of int64, shape (tensors,)
+        The last eviction of each tensor.
+    joined : ndarray of int64, shape (evictions,)
+        Another eviction of connected tensors, or the same one if it stands for them (union-find). What is available
+        again stays joined, and counts no more.
+    sum : ndarray of float64, shape (evictions,)
+        What connected tensors count together, at the eviction that stands for them.
+    seen : ndarray of int64, shape (evictions,)
+        When the tensors that one stands for were counted last, by `_SUMS`.
     counts : ndarray of int64
-        By `_RUNS`, `_LIVE` and `_BYTES`: numbers of runs and of live storages, and live bytes.
+        By `_RUNS`, `_LIVE`, `_BYTES`, `_SUMS` and `_EVICTIONS`: numbers of runs and of live storages, live bytes,
+        and numbers of costs computed and of evictions of which connected tensors count.
     """
 
     available: Flags
@@ -196,17 +235,25 @@ class _State(NamedTuple):
     marked: Flags
     stack: Ints
     run_cost: Floats
+    connects: bool
+    power: float
+    evicted: Flags
     cost: Floats
+    node: Ints
+    joined: Ints
+    sum: Floats
+    seen: Ints
     counts: Ints
 
 
-_RUNS, _LIVE, _BYTES = range(3)
+_RUNS, _LIVE, _BYTES, _SUMS, _EVICTIONS = range(5)
 
 
 @compiled()
-def _walk(graph, uses, budget, run_cost, most_runs):  # type: ignore[no-untyped-def]
+def _walk(graph, uses, budget, run_cost, connects, power, most_runs):  # type: ignore[no-untyped-def]
     """Return the runs of a walk, and their number; -1 if it fails."""
     tensors, storages, operations = graph.storage.shape[0], graph.storage_bytes.shape[0], graph.time.shape[0]
+    evictions = most_runs if connects else 0
     s = _State(
         available=np.zeros(tensors, dtype=np.bool_),
         locks=np.zeros(tensors, dtype=np.int64),
@@ -218,8 +265,15 @@ def _walk(graph, uses, budget, run_cost, most_runs):  # type: ignore[no-untyped-
         marked=np.zeros(operations, dtype=np.bool_),
         stack=np.empty(operations + 1, dtype=np.int64),
         run_cost=run_cost,
+        connects=connects,
+        power=power,
+        evicted=np.zeros(tensors, dtype=np.bool_),
         cost=np.zeros(tensors, dtype=np.float64),
-        counts=np.zeros(3, dtype=np.int64),
+        node=np.zeros(tensors, dtype=np.int64),
+        joined=np.arange(evictions),
+        sum=np.zeros(evictions, dtype=np.float64),
+        seen=np.zeros(evictions, dtype=np.int64),
+        counts=np.zeros(5, dtype=np.int64),
     )
     steps = graph.order.shape[0]
     for step in range(steps):
@@ -353,6 +407,7 @@ def _add(graph, s, t):  # type: ignore[no-untyped-def]
     if s.available[t]:
         return
     s.available[t] = True
+    _disconnect(graph, s, t)
     storage = graph.storage[t]
     if s.held[storage] == 0:
         s.place[storage] = s.counts[_LIVE]
@@ -378,8 +433,10 @@ def _remove(graph, s, t):  # type: ignore[no-untyped-def]
 @inlined_kernel
 def _free_if_done(graph, uses, s, t, step):  # type: ignore[no-untyped-def]
     """Free a tensor that nothing will need: neither the present step nor a later one."""
-    if s.available[t] and s.locks[t] == 0 and uses.last_need[t] <= step:
-        _remove(graph, s, t)
+    if uses.last_need[t] <= step:
+        _disconnect(graph, s, t)
+        if s.available[t] and s.locks[t] == 0:
+            _remove(graph, s, t)
 
 
 @inlined_kernel
@@ -410,14 +467,13 @@ def _evict_one(graph, uses, s, step):  # type: ignore[no-untyped-def]
         storage = s.live[k]
         if not _is_evictable(graph, uses, s, storage):
             continue
-        steps, cost = graph.order.shape[0], 0.0
+        distance, cost = float(graph.order.shape[0]), 0.0
         for place in range(uses.tensor_start[storage], uses.tensor_start[storage + 1]):
             t = uses.tensors[place]
             if s.available[t]:
-                if s.next_use[t] < uses.start[t + 1]:
-                    steps = min(steps, uses.steps[s.next_use[t]] - step)
-                cost = max(cost, _cost(graph, s, t))
-        score = steps * graph.storage_bytes[storage] / cost if cost > 0.0 else float(steps)
+                distance = min(distance, _distance(graph, uses, s, t, step))
+                cost = max(cost, _cost(graph, uses, s, t))
+        score = distance * graph.storage_bytes[storage] / cost if cost > 0.0 else distance
         if score > best:
             chosen, best = storage, score
     if chosen < 0:
@@ -427,21 +483,104 @@ def _evict_one(graph, uses, s, step):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
+def _distance(graph, uses, s, t, step):  # type: ignore[no-untyped-def]
+    """Return how far the next use of a tensor is: all steps, if nothing evicted is recomputed from it either."""
+    steps = graph.order.shape[0]
+    if s.next_use[t] < uses.start[t + 1]:
+        return (uses.steps[s.next_use[t]] - step) ** s.power
+    for k in range(uses.start[t], uses.start[t + 1]):
+        reader = graph.order[uses.steps[k]]
+        for place in range(graph.output_start[reader], graph.output_start[reader + 1]):
+            if s.evicted[graph.outputs[place]]:
+                return steps**s.power
+    return float(steps)
+
+
+@inner_kernel
 def _evict(graph, uses, s, storage):  # type: ignore[no-untyped-def]
     """Free the tensors of a storage, and note what recomputing them would cost."""
     for place in range(uses.tensor_start[storage], uses.tensor_start[storage + 1]):
         t = uses.tensors[place]
         if s.available[t]:
-            s.cost[t] = _cost(graph, s, t)
+            if s.connects:
+                _connect(graph, uses, s, t)
+            else:
+                s.cost[t] = _cost(graph, uses, s, t)
             _remove(graph, s, t)
 
 
-@inlined_kernel
-def _cost(graph, s, t):  # type: ignore[no-untyped-def]
+@inner_kernel
+def _cost(graph, uses, s, t):  # type: ignore[no-untyped-def]
     """Return about what the operations that recompute a tensor count."""
     i = graph.producer[t]
     cost = s.run_cost[i]
+    s.counts[_SUMS] += 1
     for e in range(graph.input_start[i], graph.input_start[i + 1]):
-        if not s.available[graph.inputs[e]]:
-            cost += s.cost[graph.inputs[e]]
+        source = graph.inputs[e]
+        if s.connects:
+            cost += _cost_of_connected(s, source)
+        elif not s.available[source]:
+            cost += s.cost[source]
+    if s.connects:
+        for k in range(uses.start[t], uses.start[t + 1]):
+            reader = graph.order[uses.steps[k]]
+            for place in range(graph.output_start[reader], graph.output_start[reader + 1]):
+                cost += _cost_of_connected(s, graph.outputs[place])
     return cost
+
+
+@inlined_kernel
+def _cost_of_connected(s, t):  # type: ignore[no-untyped-def]
+    """Return what an evicted tensor and those connected with it count, unless they are in the present sum already."""
+    if not s.evicted[t]:
+        return 0.0
+    root = _root(s, s.node[t])
+    if s.seen[root] == s.counts[_SUMS]:
+        return 0.0
+    s.seen[root] = s.counts[_SUMS]
+    return s.sum[root]
+
+
+@inner_kernel
+def _connect(graph, uses, s, t):  # type: ignore[no-untyped-def]
+    """Join a tensor with the evicted ones that it is recomputed from, and those recomputed from it."""
+    if s.counts[_EVICTIONS] == s.sum.shape[0]:
+        return  # it counts no more; a walk with so many evictions is about to fail
+    i, node = graph.producer[t], s.counts[_EVICTIONS]
+    s.counts[_EVICTIONS] += 1
+    s.evicted[t], s.node[t], s.sum[node] = True, node, s.run_cost[i]
+    for e in range(graph.input_start[i], graph.input_start[i + 1]):
+        _join(s, node, graph.inputs[e])
+    for k in range(uses.start[t], uses.start[t + 1]):
+        reader = graph.order[uses.steps[k]]
+        for place in range(graph.output_start[reader], graph.output_start[reader + 1]):
+            _join(s, node, graph.outputs[place])
+
+
+@inner_kernel
+def _join(s, node, t):  # type: ignore[no-untyped-def]
+    """Join an eviction with that of a tensor, if it is evicted."""
+    if not s.evicted[t]:
+        return
+    root, other = _root(s, node), _root(s, s.node[t])
+    if root != other:
+        s.joined[root] = other
+        s.sum[other] += s.sum[root]
+
+
+@inlined_kernel
+def _disconnect(graph, s, t):  # type: ignore[no-untyped-def]
+    """Count a tensor no more among the evicted ones."""
+    if s.evicted[t]:
+        s.evicted[t] = False
+        root = _root(s, s.node[t])
+        s.sum[root] = max(0.0, s.sum[root] - s.run_cost[graph.producer[t]])
+
+
+@inlined_kernel
+def _root(s, node):  # type: ignore[no-untyped-def]
+    """Return the eviction that stands for those joined with one, and shorten the way there."""
+    while s.joined[node] != node:
+        s.joined[node] = s.joined[s.joined[node]]
+        node = s.joined[node]
+    return node

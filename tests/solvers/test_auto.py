@@ -42,9 +42,9 @@ def test_the_walk_within_the_budget_is_made_once(monkeypatch: pytest.MonkeyPatch
     budgets: list[int] = []
     fitting = EvictionWalks.fitting
 
-    def counted(walks: EvictionWalks, budget_bytes: int) -> sc.Schedule | None:
+    def counted(walks: EvictionWalks, budget_bytes: int, deadline: Deadline) -> sc.Schedule | None:
         budgets.append(budget_bytes)
-        return fitting(walks, budget_bytes)
+        return fitting(walks, budget_bytes, deadline)
 
     monkeypatch.setattr(EvictionWalks, "fitting", counted)
     with FakeClock(seconds_per_look=0.01):

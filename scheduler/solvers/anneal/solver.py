@@ -99,7 +99,7 @@ def search(
         greedy = GreedySearch(problem.graph, problem.budget_bytes)
         greedy.fit(deadline.within(0.1 * deadline.remaining))
         found.offer_start(greedy.schedule())
-        walk = EvictionWalks(problem.graph).fitting(problem.budget_bytes)
+        walk = EvictionWalks(problem.graph).fitting(problem.budget_bytes, deadline)
         if walk is not None:
             found.offer_start(walk)
     if not found.is_optimal:
