@@ -326,11 +326,15 @@ class _Policy:
         return deadline.within(self._other_orders_end - now)
 
     def _walk(self) -> None:
-        """Offer the schedule of a walk that evicts when memory is short."""
-        walk = EvictionWalks(self.late.graph).fitting(self.problem.budget_bytes, self.first_round)
-        if walk is not None:
-            self.answers.append(walk)
-            self.best.offer(walk)
+        """Offer the schedules of walks that evict when memory is short, in the late order and in the given one.
+
+        The late one keeps what cannot be recomputed for longer, which at small budgets can cost more than it gains.
+        """
+        for graph in {id(problem): problem.graph for problem in (self.late, self.problem)}.values():
+            walk = EvictionWalks(graph).fitting(self.problem.budget_bytes, self.first_round)
+            if walk is not None:
+                self.answers.append(walk)
+                self.best.offer(walk)
 
     def _anneal(self, walkers: int, deadline: Deadline) -> None:
         """Anneal from what is known; where that gives up far from the bound, do it again with other random numbers."""

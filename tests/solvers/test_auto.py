@@ -17,6 +17,7 @@ from scheduler.solvers import auto
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.dp.solver import EXACT_LAYERS
 from scheduler.solvers.eviction_walk import EvictionWalks
+from scheduler.solvers.late_order import late_order
 from scheduler.solvers.smallest_peak import Squeezed
 from tests.support.fake_clock import FakeClock
 from tests.support.training_graphs import branches, conv_net, uniform_chain
@@ -51,6 +52,34 @@ def test_the_walk_within_the_budget_is_made_once(monkeypatch: pytest.MonkeyPatch
         solution = sc.solve(branches(6), 106, time_limit=5)
     assert any(message.startswith("annealing moves") for message in solution.messages)
     assert budgets == [106]
+
+
+def slices_for_a_sum() -> sc.Graph:
+    """Steps and sums of their slices, which cannot run again, and a tensor that can be recomputed."""
+    operations, tensors = [sc.Operation("x", [], ["x"], 1.0)], [sc.Tensor("x", 100), sc.Tensor("state0", 1)]
+    for i in range(10):
+        tensors += [sc.Tensor(f"slice{i}", 10), sc.Tensor(f"state{i + 1}", 1), sc.Tensor(f"sum{i + 1}", 100)]
+        operations += [
+            sc.Operation(f"step{i}", [f"state{i}"], [f"state{i + 1}", f"slice{i}"], 1.0, repeatable=False),
+            sc.Operation(f"add{i}", [f"slice{i}", *([f"sum{i}"] if i else [])], [f"sum{i + 1}"], 1.0, repeatable=False),
+        ]
+    operations.append(sc.Operation("end", ["x", "sum10"], ["y"], 1.0))
+    return sc.Graph(operations, [*tensors, sc.Tensor("y", 1)], resident=["state0"], results=["state10", "y"])
+
+
+def test_walks_are_made_in_the_given_order_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices and two sums take 292 bytes in the late order, without "x", and 212 in the given one."""
+    graph = slices_for_a_sum()
+    assert late_order(graph) is not graph
+    assert EvictionWalks(late_order(graph)).fitting(250, Deadline(math.inf)) is None
+
+    def nothing(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        return Proposal(None, "input order")
+
+    monkeypatch.setattr(auto, "load_solver", lambda name: nothing)
+    monkeypatch.setattr(auto, "smallest_peak", lambda *arguments: pytest.fail("the walk has found a schedule"))
+    solution = sc.solve(graph, 250, time_limit=5)
+    assert solution.time <= 23.0  # "x" runs twice, or late
 
 
 @pytest.mark.parametrize(("gap", "asked"), [(0.04, False), (0.06, True)])
