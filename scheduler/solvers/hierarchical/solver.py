@@ -25,8 +25,10 @@ MOST_KINDS = 16
 """Most distinct blocks that are solved one by one."""
 MODE_LIMITS = 24
 """Number of steps from keeping nothing to keeping everything in a block; each step looks for one mode."""
-_BLOCKS_SHARE = 0.6
-"""Share of the time for blocks, where one of them is long."""
+_LONG_BLOCKS_SHARE = 0.75
+"""Share of the time that is used where a block is long; if that finds nothing, other solvers do more with the rest."""
+_BLOCKS_SHARE = 0.4
+"""Share of the time that segments leave for blocks, where one of them is long."""
 _SEGMENTS_SHARE = 0.5
 """Share of the remaining time for segments of time."""
 _CUT_SHARE = 0.6
@@ -118,13 +120,24 @@ class _Search:
         return is_close_enough(self.problem, self.best_time, self.bound)
 
     def run(self) -> None:
-        """Solve the distinct blocks, unless too many are distinct, and segments of time where that leaves a gap."""
-        suits = TimeSegments.suits(self.problem.graph)
-        if not self.is_long:
-            has_long_block = any(TimeSegments.suits(part.graph) for part in self.parts)
+        """Solve the distinct blocks, unless too many are distinct, and segments of time where that leaves a gap.
+
+        Where a block is long, segments come first: they take less time than blocks of a thousand operations.
+        """
+        has_long_block = any(TimeSegments.suits(part.graph) for part in self.parts)
+        if has_long_block:
+            self.deadline = self.deadline.within(_LONG_BLOCKS_SHARE * self.deadline.remaining)
+        if self.is_long or has_long_block:
+            self._solve_segments()
+        if not self.is_long and not self.closed and not math.isinf(self.bound):
             share = _BLOCKS_SHARE if has_long_block else 1.0
             self._solve_blocks(self.deadline.within(share * self.deadline.remaining))
-        if suits and not self.closed and not math.isinf(self.bound):
+            if not has_long_block:
+                self._solve_segments()
+
+    def _solve_segments(self) -> None:
+        """Solve segments of time, if the graph is long and the answer not proven."""
+        if TimeSegments.suits(self.problem.graph) and not self.closed and not math.isinf(self.bound):
             segments = TimeSegments(self.problem)
             segments.run(self.deadline.within(_SEGMENTS_SHARE * self.deadline.remaining), self._offer)
             self.bound = max(self.bound, segments.bound)
@@ -134,7 +147,7 @@ class _Search:
         begun = clock.now()
         cut = OneCut(self.problem, self.parts, self.frontiers, at_peak=True)
         cut.run(deadline.within(_CUT_SHARE * deadline.remaining))
-        self.bound = cut.bound
+        self.bound = max(self.bound, cut.bound)
         self._offer(cut.schedule())
         deadline.report(Proposal(self.best, "input order", self.bound))
         if not self.closed and not math.isinf(self.bound):
