@@ -192,7 +192,7 @@ class _Policy:
     def walk_within_budget(self) -> None:
         """Walk within the budget if the known schedules are slow, as those for smaller budgets can be.
 
-        It takes some milliseconds, and runs however little time is left.
+        It does so however little time is left; then it ends with the first walk that fits.
         """
         if self.settings.slow_start * self.problem.baseline.time < self.best.time < math.inf:
             self._walk()
@@ -210,8 +210,10 @@ class _Policy:
             self._consult(_solve_few_programs, self.first_round, settings.few_programs_share)
 
     def solve_chain(self) -> None:
-        """Run `dp` on a chain, and end if no schedule can be noticeably faster, though that of a long chain may not be
-        proven optimal."""
+        """Run `dp` on a chain, and end if no schedule can be noticeably faster.
+
+        Of a long chain, the answer may be so near to the bound without being proven optimal.
+        """
         if self.problem.chain is not None:
             self._ask("dp", self.deadline, share=self.settings.first_round_share)
             self.ended = self._possible_gain <= self.settings.other_orders_least_gain
@@ -330,8 +332,9 @@ class _Policy:
 
         The late one keeps what cannot be recomputed for longer, which at small budgets can cost more than it gains.
         """
-        for graph in {id(problem): problem.graph for problem in (self.late, self.problem)}.values():
-            walk = EvictionWalks(graph).fitting(self.problem.budget_bytes, self.first_round)
+        problems = [self.late] if self.late is self.problem else [self.late, self.problem]
+        for problem in problems:
+            walk = EvictionWalks(problem.graph).fitting(self.problem.budget_bytes, self.first_round)
             if walk is not None:
                 self.answers.append(walk)
                 self.best.offer(walk)

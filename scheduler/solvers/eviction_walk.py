@@ -545,7 +545,7 @@ def _cost_of_connected(s, t):  # type: ignore[no-untyped-def]
 def _connect(graph, uses, s, t):  # type: ignore[no-untyped-def]
     """Join a tensor with the evicted ones that it is recomputed from, and those recomputed from it."""
     if s.counts[_EVICTIONS] == s.sum.shape[0]:
-        return  # it counts no more; a walk with so many evictions is about to fail
+        return  # after so many evictions, as many as runs at most, it does not count
     i, node = graph.producer[t], s.counts[_EVICTIONS]
     s.counts[_EVICTIONS] += 1
     s.evicted[t], s.node[t], s.sum[node] = True, node, s.run_cost[i]
