@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from scheduler import zoo
 from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.hierarchical import propose
+from scheduler.solvers.hierarchical import propose, time_segments
 from scheduler.solvers.hierarchical.bound import OneCut
 from scheduler.solvers.hierarchical.graphs import block_graphs
 from scheduler.solvers.hierarchical.knapsack import choose
 from scheduler.solvers.hierarchical.partition import partition
+from scheduler.solvers.hierarchical.time_segments import TimeSegments
 from scheduler.solvers.ilp.frontier import CutFrontier
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutRelaxation
@@ -73,6 +75,31 @@ def test_bounds_hold_and_proofs_agree_with_those_of_other_solvers(seed: int, sha
         assert other.bound <= simulation.time * (1 + 1e-9)
         if simulation.peak_bytes <= problem.budget_bytes:
             assert proposal.bound <= simulation.time * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", SEPARABLE_SEEDS[:4])
+def test_segments_of_time_come_before_long_blocks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = deep_graph(seed)
+    problem = Problem(graph, parse_budget("50%", graph))
+    segments_of, blocks_of, parts = TimeSegments.run, OneCut.run, []
+
+    def run_segments(*arguments: Any) -> None:
+        parts.append("segments")
+        segments_of(*arguments)
+
+    def run_blocks(*arguments: Any, **options: Any) -> None:
+        parts.append("blocks")
+        blocks_of(*arguments, **options)
+
+    monkeypatch.setattr(time_segments, "LEAST_OPERATIONS", 1)
+    monkeypatch.setattr(TimeSegments, "run", run_segments)
+    monkeypatch.setattr(OneCut, "run", run_blocks)
+    proposal = propose(problem, deadline=Deadline(5), seed=0)
+    assert parts[0] == "segments"
+    assert parts.count("segments") == 1
+    other = sc.solve(graph, "50%", solver="ilp", reorder=False, time_limit=2)
+    if other.schedule is not None:
+        assert proposal.global_bound <= proposal.bound <= other.time * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("share", [90, 70, 50, 35])
