@@ -19,6 +19,12 @@ import pulp
 
 from scheduler.solvers.deadline import Deadline
 
+for _solver in vars(pulp).values():
+    # PuLP keeps the errors of importing what is not installed, and their tracebacks all frames that were on the
+    # stack: a model in one of them would never be freed.
+    if isinstance(_error := getattr(_solver, "err", None), BaseException):
+        _error.__traceback__ = None
+
 Terms = Iterable[tuple[pulp.LpVariable, float]]
 Row = tuple[Sequence[tuple[pulp.LpVariable, float]], float]
 """Sum of coefficient x variable, and its least value."""

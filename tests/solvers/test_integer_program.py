@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import tomllib
 from random import Random
 
@@ -198,3 +200,24 @@ def test_the_version_of_pulp_is_bounded() -> None:
     (needed,) = [line for line in pyproject["project"]["dependencies"] if line.startswith("pulp")]
     assert "<4" in needed
     assert pulp.__version__.startswith("3.")
+
+
+_FIRST_USE = """
+import gc, weakref
+
+class Model: ...
+
+def found():
+    model = Model()
+    import scheduler.solvers.integer_program
+    return weakref.ref(model)
+
+model = found()
+gc.collect()
+print(model())
+"""
+
+
+def test_the_first_import_keeps_nothing_that_its_callers_hold() -> None:
+    run = subprocess.run([sys.executable, "-c", _FIRST_USE], capture_output=True, text=True, check=True)
+    assert run.stdout == "None\n"
