@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from scheduler.errors import ExecutionError, InvalidOptionError
+from scheduler.errors import CaptureError, ExecutionError, InvalidOptionError
 from scheduler.pytorch.capture.outside_draws import OutsideDraws
 from scheduler.pytorch.guards.read_names import ReadNames
 from scheduler.pytorch.guards.tensors import find_tensors
@@ -110,6 +110,7 @@ class Survey:
         self.flags.append(flags)
 
     def _advance(self, number: int, link: Link, state: State, draws: OutsideDraws) -> tuple[State, tuple[bool, ...]]:
+        _check_own_draws(link)
         versions = [version_of(tensor) for tensor in state.tensors]
         buffers = _buffers_of(link)
         with draws.kept():
@@ -170,6 +171,19 @@ def _arguments_state(arguments: tuple[object, ...]) -> tuple[State, tuple[bool, 
 def tensors_of(part: LayerFunction) -> list[Tensor]:
     """Return the parameters and buffers of a layer."""
     return [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else []
+
+
+def _check_own_draws(link: Link) -> None:
+    """Refuse a layer that draws from a state which cannot be put back, as recurrent networks of cuDNN do."""
+    for module in (one for part in link.parts if isinstance(part, nn.Module) for one in part.modules()):
+        if isinstance(module, nn.RNNBase) and module.training and module.dropout and module.num_layers > 1:
+            device = next(module.parameters()).device
+            if device.type != "cpu":
+                raise CaptureError(
+                    f'layer "{link.name}" has a recurrent network of {module.num_layers} layers with dropout'
+                    f" {module.dropout} between them, which draws it inside one operator on {device.type}, so a"
+                    " recomputation would draw otherwise: use single layers with nn.Dropout between them"
+                )
 
 
 def _draws_of(name: str, part: LayerFunction) -> OutsideDraws:

@@ -10,6 +10,7 @@ from scheduler.errors import CaptureError, ExecutionError, InvalidOptionError
 from scheduler.graph.layers import Layer
 from scheduler.pytorch import profile_layers
 from scheduler.pytorch.layerwise import link_costs
+from scheduler.pytorch.layerwise.survey import Survey
 from scheduler.pytorch.measurement.memory import StorageTracker, resident_tensors, training_step
 from tests.support.pytorch.layered import Perceptron, mixed_loss, mixed_stack, mixed_state
 from tests.support.pytorch.regression import mean_square
@@ -230,3 +231,9 @@ def test_layers_with_nothing_to_train_are_refused():
         profile_layers([nn.Tanh()], (torch.ones(8, 16),))
     with pytest.raises(CaptureError, match="requires no gradient"):
         profile_layers([nn.Linear(16, 16), Tensor.detach], (torch.ones(8, 16),), loss=torch.sum)
+
+
+def test_a_recurrent_layer_that_draws_dropout_by_itself_is_refused():
+    recurrent = nn.LSTM(16, 16, num_layers=2, dropout=0.1, device="meta")  # any device but the CPU
+    with pytest.raises(CaptureError, match=r'layer "0" has a recurrent network of 2 layers with dropout 0\.1'):
+        Survey([("0", recurrent)], (torch.ones(3, 8, 16, device="meta"),))

@@ -193,6 +193,28 @@ def test_a_call_that_changes_its_argument_is_refused_and_one_around_it_is_not() 
     assert [one.name for one in tree.calls if one.refusal] == ["0.1"]
 
 
+@torch.library.custom_op("recording::recurrent", mutates_args=())
+def recurrent(x: Tensor, dropout: float, train: bool, dropout_state: Tensor) -> Tensor:
+    """Draw its dropout from a state of its own, which it changes, as `_cudnn_rnn` does."""
+    dropout_state.add_(1)
+    return x.sin()
+
+
+recurrent.register_autograd(lambda ctx, gradient: (gradient, None, None, None))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_call_that_draws_from_a_state_that_cannot_be_put_back_is_refused(dropout: float) -> None:
+    class Recurrent(nn.Module):
+        state = torch.zeros(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return recurrent(x, dropout, self.training, self.state)
+
+    tree = record(nn.Sequential(layer(), Recurrent()), (batch(),), loss=squares)
+    assert [one.name for one in tree.calls if one.refusal] == (["", "1"] if dropout else [])
+
+
 def test_a_call_whose_argument_is_changed_after_it_is_refused() -> None:
     class Late(nn.Module):
         def __init__(self) -> None:

@@ -18,6 +18,9 @@ from scheduler.pytorch.torch_private.operators import OpOverload, schema_of
 from scheduler.pytorch.torch_private.pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from scheduler.pytorch.torch_private.tensors import alias_of, storage_id, storage_of, version_of
 
+_Place = tuple[int, str]
+"""The position and the name of an argument."""
+
 
 def is_expensive(operator: object) -> bool:
     """Return whether the results of an operator are kept: those of products, convolutions, attention and the like."""
@@ -30,16 +33,37 @@ def may_draw(operator: object) -> bool:
 
 
 def changed_arguments(operator: object, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
-    """Return the arguments that an operator changes in place."""
-    written = _written(operator)
-    return [args[position] if position < len(args) else kwargs.get(name) for position, name in written]
+    """Return the arguments that an operator changes in place.
+
+    A recurrent network of cuDNN draws its dropout from a state of its own, and changes it, which its
+    schema does not say.
+    """
+    found = [_argument(place, args, kwargs) for place in _written(operator)]
+    if own := _own_draws(operator):
+        train, dropout, state = (_argument(place, args, kwargs) for place in own)
+        found += [state] if train and dropout else []
+    return found
+
+
+def _argument(place: _Place, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    position, name = place
+    return args[position] if position < len(args) else kwargs.get(name)
 
 
 @functools.cache
-def _written(operator: object) -> tuple[tuple[int, str], ...]:
-    """Return the positions and names of the arguments that an operator changes in place."""
+def _written(operator: object) -> tuple[_Place, ...]:
+    """Return the arguments that an operator changes in place, by its schema."""
     arguments = schema_of(operator).arguments if isinstance(operator, OpOverload) else ()
     return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+@functools.cache
+def _own_draws(operator: object) -> tuple[_Place, ...]:
+    """Return the arguments by which a recurrent network draws dropout from a state of its own, if an operator does."""
+    arguments = schema_of(operator).arguments if isinstance(operator, OpOverload) else ()
+    places = {argument.name: (i, argument.name) for i, argument in enumerate(arguments)}
+    own = ("train", "dropout", "dropout_state")
+    return tuple(places[name] for name in own) if places.keys() >= {*own} else ()
 
 
 @dataclass
