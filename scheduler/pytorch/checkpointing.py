@@ -7,6 +7,7 @@ same way. `plan_step` returns the plan alone.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scheduler.api import TRAINING_GAP, SolveOptions
-from scheduler.errors import CaptureError, InvalidOptionError, PlanMismatchError
+from scheduler.errors import CaptureError, InvalidBudgetError, InvalidOptionError, PlanMismatchError
 from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.plan import Plan
@@ -33,6 +34,7 @@ from scheduler.pytorch.execute.translation import translate_schedule
 from scheduler.pytorch.layerwise.module import LayeredModule
 from scheduler.pytorch.layerwise.profiling import profile
 from scheduler.pytorch.layerwise.program import translate_layers
+from scheduler.pytorch.measurement.fragmentation import warn_of_fragmentation
 from scheduler.pytorch.measurement.free_memory import device_budget
 from scheduler.pytorch.measurement.memory import resident_tensors
 from scheduler.pytorch.modules.module import ModulesModule
@@ -40,6 +42,7 @@ from scheduler.pytorch.modules.planner import ModulePlanner
 from scheduler.pytorch.shape_variants import ShapeVariants
 from scheduler.pytorch.tracing import capture_watched
 from scheduler.solution import Progress as SearchProgress
+from scheduler.units import parse_bytes
 
 Granularity = Literal["auto", "operations", "modules", "layers"]
 
@@ -364,6 +367,10 @@ def _build_by_operations(
     plan = request.find_plan(captured.graph)
     schedule = translate_schedule(plan.schedule, plan.graph, captured.graph)
     program = generate(captured, schedule)
+    if next((parameter.is_cuda for parameter in request.model.parameters()), False):
+        with contextlib.suppress(InvalidBudgetError):  # a model on several devices
+            room = device_budget("auto", request.model, (args, kwargs), request.optimizer)
+            warn_of_fragmentation(plan, parse_bytes(room), stacklevel=4)
     module = CapturedModule(
         request.model,
         captured,
