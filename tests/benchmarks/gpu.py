@@ -4,17 +4,17 @@
 
 Each model trains plainly ("eager"), with `torch.utils.checkpoint` around every block ("each
 block"), by plans for several budgets ("plan 60%") and by one for the peak of each block ("plan for
-each block's peak"); language models under autocast in bfloat16, the others in float32, or all in
-the given `--precisions`. `--models` keeps to some. `--compiled` compares `torch.compile` with an
-`activation_memory_budget` ("knob 0.5") with plans through Inductor at that peak instead.
+each block's peak"), in float32 and under autocast in bfloat16. `--models` and `--precisions` keep
+to some. `--compiled` compares `torch.compile` with an `activation_memory_budget` ("knob 0.5") with
+plans through Inductor at that peak instead.
 
 Bytes are of one step that finds no gradients, parameters and inputs included. "live" counts the
 storages of tensors; "allocated" and "reserved" are the peaks of CUDA's caching allocator less
-what libraries keep ("kept": cuBLAS's workspaces). "predicted" is the plan's live peak, the others
-are those of the simulated allocator. A plan has two seconds, "min" included. Times are medians of
-steps that take turns with the eager one; "over eager" is the median of the ratios less 1, between
-its smallest and largest. Where the eager step does not fit, times stand alone. The last columns
-name what it ran on.
+what libraries keep ("kept": cuBLAS's workspaces); "expandable" is what it reserves with segments
+that grow. "predicted" is the plan's live peak, the others are those of the simulated allocator. A
+plan has ten seconds, "min" included. Times are medians of steps that take turns with the eager
+one; "over eager" is the median of the ratios less 1, between its smallest and largest. Where the
+eager step does not fit, times stand alone. The last columns name what it ran on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import contextlib
 import csv
 import functools
 import gc
+import itertools
 import statistics
 import subprocess
 import sys
@@ -52,26 +53,24 @@ from scheduler.pytorch.measurement.memory import (
 from scheduler.pytorch.models.catalog import ModelCase, make_model
 from scheduler.pytorch.tracing import capture
 
-MODELS: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {
-    "gpt2": (
-        {"layers": 12, "width": 1024, "heads": 16, "vocabulary": 50257, "length": 1024, "batch_size": 32},
-        ("blocks",),
-        "bfloat16",
-    ),
-    "hf-llama": (
-        {"layers": 12, "width": 1024, "length": 2048, "vocabulary": 32000, "batch_size": 8},
-        ("model.layers",),
-        "bfloat16",
-    ),
-    "resnet50": ({"width": 64, "size": 224, "classes": 1000, "batch_size": 256}, ("features",), "float32"),
-    "unet": ({"width": 64, "size": 256, "batch_size": 32}, ("down", "up"), "float32"),
+MODELS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "gpt2": ({"layers": 12, "width": 1024, "heads": 16, "vocabulary": 50257, "length": 1024}, ("blocks",)),
+    "hf-llama": ({"layers": 12, "width": 1024, "length": 2048, "vocabulary": 32000}, ("model.layers",)),
+    "hf-vit": ({"layers": 12, "width": 768, "size": 224, "classes": 1000}, ("vit.layers",)),
+    "resnet50": ({"width": 64, "size": 224, "classes": 1000}, ("features",)),
+    "unet": ({"width": 64, "size": 256}, ("down", "up")),
 }
-"""Options of each factory, the containers of its blocks, and the precision it is trained in."""
-PRECISIONS = ("float32", "bfloat16")
-BUDGETS = ("min+5%", "60%")
-KNOBS = ("0.5",)
-REPEATS, SECONDS = 3, 2.0
-BYTES = ("predicted", "live", "predicted allocated", "allocated", "predicted reserved", "reserved", "kept")
+"""Options of each factory, and the containers of its blocks."""
+BATCHES = {
+    "float32": {"gpt2": 16, "hf-llama": 4, "hf-vit": 32, "resnet50": 256, "unet": 32},
+    "bfloat16": {"gpt2": 32, "hf-llama": 8, "hf-vit": 64, "resnet50": 256, "unet": 32},
+}
+"""The size of a batch by precision and model."""
+BUDGETS = ("min", "60%", "90%")
+KNOBS = ("1", "0.5")
+REPEATS, SECONDS = 3, 10.0
+BYTES = ("predicted", "live", "predicted allocated", "allocated", "predicted reserved", "reserved")
+BYTES += ("predicted expandable", "expandable", "kept")
 COLUMNS = ("model", "precision", "way", "budget", *BYTES, "gap", "overhead predicted", "seconds", "over eager")
 COLUMNS += ("device", "driver", "torch")
 
@@ -113,8 +112,8 @@ class Case:
 
 def make_case(name: str, precision: str) -> Case:
     """A model with its batch on the device."""
-    options, containers, _ = MODELS[name]
-    made = make_model(name, **options)
+    options, containers = MODELS[name]
+    made = make_model(name, **options, batch_size=BATCHES[precision][name])
     module = made.module.cuda()
     children = [block for container in containers for block in module.get_submodule(container).children()]
     blocks = tuple(block for block in children if any(block.children()))  # single operators save nothing
@@ -122,6 +121,13 @@ def make_case(name: str, precision: str) -> Case:
     if precision == "bfloat16":
         module = Autocast(module)
     return Case(ModelCase(module, args, kwargs, made.loss), blocks)
+
+
+def set_expandable_segments(expandable: bool) -> None:
+    """Let segments that the allocator reserves from now on grow, as `PYTORCH_CUDA_ALLOC_CONF` does, or not."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expandable}")
 
 
 def memory_of(step: Step, resident: list[Tensor], *, counted: bool = True) -> dict[str, int]:
@@ -133,17 +139,21 @@ def memory_of(step: Step, resident: list[Tensor], *, counted: bool = True) -> di
         with StorageTracker(resident) as tracker:
             step()
         found["live"] = total + tracker.peak_bytes
-    for tensor in resident:
-        tensor.grad = None
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.synchronize()
-    kept = torch.cuda.memory_allocated() - total
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return found | {"allocated": allocated - kept, "reserved": reserved - kept, "kept": kept}
+    peaks = []
+    for expandable in (True, False):
+        set_expandable_segments(expandable)
+        for tensor in resident:
+            tensor.grad = None
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        kept = torch.cuda.memory_allocated() - total
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        peaks.append((torch.cuda.max_memory_allocated() - kept, torch.cuda.max_memory_reserved() - kept))
+    (_, expandable_reserved), (allocated, reserved) = peaks
+    return found | {"allocated": allocated, "reserved": reserved, "expandable": expandable_reserved, "kept": kept}
 
 
 def times_of(step: Step, eager: Step | None) -> dict[str, object]:
@@ -200,6 +210,7 @@ def planned(case: Case, captured: Capture, budget: int | str, eager: Step | None
     if answer.schedule is None or answer.simulation is None:
         return {"budget": answer.budget_bytes, "live": answer.status.name}
     use = allocator_use(graph, answer.schedule)
+    expandable = allocator_use(graph, answer.schedule, expandable_segments=True)
     module = build(model.module, captured, answer.schedule, model.args, model.kwargs, loss=model.loss)
     step = case.step_of(module, returns_loss=True)
     return {
@@ -207,6 +218,7 @@ def planned(case: Case, captured: Capture, budget: int | str, eager: Step | None
         "predicted": answer.simulation.live_peak_bytes - constants,
         "predicted allocated": use.allocated_bytes - constants,
         "predicted reserved": use.reserved_bytes - constants,
+        "predicted expandable": expandable.reserved_bytes - constants,
         "gap": f"{answer.gap:.4f}",
         "overhead predicted": f"{answer.overhead:.4f}",
         **memory_of(step, case.resident),
@@ -228,14 +240,19 @@ def compiled_rows(case: Case) -> Iterator[dict[str, object]]:
         made = backend(memory["allocated"], compiler="inductor", time_limit=SECONDS)
         step = case.step_of(torch.compile(model.module, backend=made))  # type: ignore[arg-type]
         found = {"way": f"compiled plan for the peak of knob {knob}", "budget": memory["allocated"]}
-        yield {**found, **memory_of(step, resident, counted=False), **times_of(step, eager)}
+        try:
+            yield {**found, **memory_of(step, resident, counted=False), **times_of(step, eager)}
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            if not isinstance(error.inner_exception, sc.BudgetTooSmallError):
+                raise
+            yield {**found, "live": "no plan fits"}
         torch._dynamo.reset()
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=[*MODELS])
-    parser.add_argument("--precisions", nargs="*", choices=PRECISIONS)
+    parser.add_argument("--precisions", nargs="*", choices=BATCHES, default=[*BATCHES])
     parser.add_argument("--compiled", action="store_true")
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -248,8 +265,7 @@ def main(arguments: list[str]) -> None:
     ran_on = {"device": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__}
     writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    cases = [(name, precision) for name in given.models for precision in given.precisions or MODELS[name][2:]]
-    for name, precision in cases:
+    for name, precision in itertools.product(given.models, given.precisions):
         case = make_case(name, precision)
         for row in (compiled_rows if given.compiled else rows)(case):
             writer.writerow({"model": name, "precision": precision, **row, **ran_on})

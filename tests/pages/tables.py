@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from tests.pages.recordings import read_cells, read_rows
@@ -80,17 +81,43 @@ def _predictions(rows: list[Row]) -> str:
 
 
 def _gpu(rows: list[Row]) -> str:
-    """A line per way to train a model: GiB predicted and measured, and time lost against eager PyTorch."""
-    head = ["model", "way", "budget", "live", "allocated: predicted", "measured", "reserved: predicted", "measured"]
-    head += ["seconds", "time lost: predicted", "measured"]
-    columns = ("budget", "live", "predicted allocated", "allocated", "predicted reserved", "reserved")
+    """A line per way to train a model: GiB, predicted and measured, and time lost against eager PyTorch."""
+    head = ["model", "way", "budget", "live", "allocated", "reserved", "reserved, expandable", "seconds", "time lost"]
     lines = []
     for row in rows:
-        sizes = [f"{int(row[column]) / 2**30:.3f}" if row[column] else "" for column in columns]
-        lost = f"{float(row['overhead predicted']):.1%}" if row["overhead predicted"] else ""
-        over = f"{float(row['over eager'].partition(' ')[0]):.1%}" if row["over eager"] else ""
-        lines.append([f"{row['model']}, {row['precision']}", row["way"], *sizes, row["seconds"], lost, over])
+        pairs = [
+            _both(_gib(row[f"predicted {name}"]), _gib(row[name])) for name in ("allocated", "reserved", "expandable")
+        ]
+        sizes = [_gib(row["budget"]), _gib(row["live"]), *pairs]
+        lines.append([f"{row['model']}, {row['precision']}", row["way"], *sizes, row["seconds"], _time_lost(row)])
     return _markdown(head, lines)
+
+
+def _gpu_compiled(rows: list[Row]) -> str:
+    """A line per way to train a model under `torch.compile`: GiB, and time lost against eager PyTorch."""
+    lines = [
+        [row["model"], row["way"], _gib(row["budget"]), _gib(row["allocated"]) or row["live"], _time_lost(row)]
+        for row in rows
+    ]
+    return _markdown(["model", "way", "budget", "allocated", "time lost"], lines)
+
+
+def _gib(size: str) -> str:
+    return f"{int(size) / 2**30:.2f}" if size.isdigit() else ""
+
+
+def _both(predicted: str, measured: str) -> str:
+    return f"{predicted} / {measured}" if predicted else measured
+
+
+def _time_lost(row: Row) -> str:
+    """The time lost, predicted and measured; with its range where that is a quarter of the plain step or more."""
+    predicted = f"{float(row['overhead predicted']):.1%}" if row["overhead predicted"] else ""
+    if not row["over eager"]:
+        return predicted
+    median, low, high = map(float, re.findall(r"-?\d+\.\d+", row["over eager"]))
+    spread = f" ({low:.0%} to {high:.0%})" if high - low >= 0.25 else ""
+    return _both(predicted, f"{median:.1%}{spread}")
 
 
 def _predicted_times(rows: list[Row]) -> str:
@@ -285,6 +312,7 @@ _TABLES: dict[str, Callable[[list[Row]], str]] = {
     "fit_here": _fit_here,
     "fit_published": _fit_published,
     "gpu": _gpu,
+    "gpu_compiled": _gpu_compiled,
     "modules": _modules,
     "peers": _peers,
     "planning": _planning,
