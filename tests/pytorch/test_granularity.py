@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from scheduler import Plan
 from scheduler.errors import BudgetTooSmallError, CaptureError, InvalidOptionError, PlanMismatchError
@@ -126,3 +127,35 @@ def test_what_no_granularity_can_plan_is_refused_with_the_first_reason():
     model = nn.Linear(4, 4).requires_grad_(False)
     with pytest.raises(CaptureError, match=re.escape("no parameter and no input requires a gradient")):
         checkpointed(model, "60%", (torch.zeros(2, 4),), loss=mean_square)
+
+
+class FlexAttention(nn.Module):
+    """Two blocks of attention with a bias for the distance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(32, 96) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            query, key, value = block(x).view(2, 128, 3, 2, 16).permute(2, 0, 3, 1, 4)
+            x = x + flex_attention(query, key, value, score_mod=_nearer).transpose(1, 2).reshape(x.shape)
+        return x.square().mean()
+
+
+def _nearer(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return score - 0.1 * (query - key).abs()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of flex_attention, that a compiled call is faster
+@pytest.mark.parametrize("granularity", ["auto", "operations", "modules"])
+def test_flex_attention_is_refused_and_the_model_runs_as_before(
+    granularity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)  # refuses CPUs
+    model, x = FlexAttention(), torch.randn(2, 128, 32)
+    with pytest.raises(CaptureError, match="FlexAttention, which cannot be planned: PyTorch runs it only compiled"):
+        checkpointed(model, "min", (x,), granularity=granularity, costs="flops")
+    model(x).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

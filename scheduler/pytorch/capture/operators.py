@@ -146,6 +146,11 @@ def is_collective(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES
 
 
+NEEDS_COMPILER = (
+    "which cannot be planned: PyTorch runs it only compiled, and compiles nothing in a step that is captured or"
+    " measured. Use scaled_dot_product_attention in its place, or plan the modules beside it one by one"
+)
+"""Why FlexAttention and the like are refused."""
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem")
 
 
@@ -230,6 +235,8 @@ def check_call(node: fx.Node) -> None:
             else 'leave out what checks or prints values, or use compiler="eager", with which checks are planned'
         )
         raise CaptureError(f'the graph calls "{called}" for its side effects, which cannot be planned: {advice}')
+    if str(target).startswith("flex_attention"):
+        raise CaptureError(f"the step calls FlexAttention, {NEEDS_COMPILER}")
     if not isinstance(target, OpOverload):
         raise CaptureError(
             f'the graph calls "{target}", which is not an ATen operator: plan without it, or use granularity="modules"'

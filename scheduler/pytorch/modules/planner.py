@@ -10,18 +10,20 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from scheduler.api import SolveOptions
-from scheduler.errors import BudgetTooSmallError
+from scheduler.errors import BudgetTooSmallError, CaptureError
 from scheduler.graph.decisions import Decision
 from scheduler.plan import Plan
 from scheduler.problem import read_budget
 from scheduler.pytorch.capture.device_memory import DeviceMemory
 from scheduler.pytorch.capture.exporting.failures import check_has_data, check_runs
+from scheduler.pytorch.capture.operators import NEEDS_COMPILER
 from scheduler.pytorch.capture.wrappers import check_unwrapped
 from scheduler.pytorch.measurement.memory import resident_tensors
 from scheduler.pytorch.modules.calls import CallTree
 from scheduler.pytorch.modules.choice import first_decisions, plan_modules, with_estimated_backward
 from scheduler.pytorch.modules.lowering import LoweredTree, lower
 from scheduler.pytorch.modules.measuring.recording import record
+from scheduler.pytorch.torch_private.dynamo import forget_compiled
 from scheduler.solvers.deadline import clock
 
 
@@ -109,7 +111,10 @@ class ModulePlanner:
         memory = self.read_memory()
         try:
             return record(self.model, args, kwargs, self.loss, memory=memory, decide=self._decide)
-        except Exception:  # torch raises errors of many kinds here
+        except Exception as error:  # torch raises errors of many kinds here
+            if "found no compiled frames" in str(error):
+                forget_compiled()  # or the same function would not be compiled any more
+                raise CaptureError(f"the step calls a function such as FlexAttention, {NEEDS_COMPILER}") from error
             check_runs(self._run, type(self.model).__name__, tuple(args), dict(kwargs), [self.model])
             raise
 
