@@ -141,11 +141,9 @@ def memory_of(step: Step, resident: list[Tensor], *, counted: bool = True) -> di
         found["live"] = total + tracker.peak_bytes
     peaks = []
     for expandable in (True, False):
-        set_expandable_segments(expandable)
         for tensor in resident:
             tensor.grad = None
-        gc.collect()
-        torch.cuda.empty_cache()
+        set_expandable_segments(expandable)
         torch.cuda.synchronize()
         kept = torch.cuda.memory_allocated() - total
         torch.cuda.reset_peak_memory_stats()
