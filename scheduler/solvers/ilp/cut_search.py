@@ -36,6 +36,9 @@ FEW_CUTS = 6
 """Up to so many cuts, moments where points exceed the budget are added one by one: each moves the next point's."""
 FIRST_PRICED = 3
 """Number of cuts of the first program that is chosen by prices."""
+AFFORDED_SHARE, RELAXED_GROWTH = 0.5, 3
+"""A further relaxation has only so many moments that it should take this share of the time: about that of the last one,
+times this power of the ratio of their numbers."""
 SHORT_SHARE, GROWTH = 0.1, 3
 """After a program that took at most this share of the remaining time, the next one has two cuts more, and one more
 for each so many; otherwise it has one more."""
@@ -68,11 +71,14 @@ class _Relaxation:
         Seconds by which its bound exceeds the time of the plain step; -inf without a solution.
     prices : dict of int to float
         Those of its cuts that have one.
+    seconds : float
+        How long it took.
     """
 
     program: CutRelaxation
     added: float
     prices: dict[int, float]
+    seconds: float
 
     @property
     def is_solved(self) -> bool:
@@ -221,7 +227,7 @@ class CutSearch:
                 self._go_by(found)
             self.is_relaxed = not (found.is_solved or deadline.passed)
             return
-        cuts = self._refined_cuts(self._last)
+        cuts = self._refined_cuts(self._last, deadline)
         found = self._relax(cuts, deadline) if cuts else self._last
         if found.added > (1 + LEAST_REFINED) * self._last.added:
             self._go_by(found)
@@ -354,16 +360,21 @@ class CutSearch:
         self._last = relaxation
         self._moments = self.precedence.chain([*relaxation.prices, *self._moments])
 
-    def _refined_cuts(self, last: _Relaxation) -> list[int]:
+    def _refined_cuts(self, last: _Relaxation, deadline: Deadline) -> list[int]:
         """Return the priced moments of a relaxation with others at which the schedule of its point exceeds the budget.
 
-        If only few moments may be relaxed, some are joined to the priced ones. An empty list if no moment is new.
+        They are as many as are likely to be solved in time. If only few moments may be relaxed, some are joined to
+        the priced ones. An empty list if no moment is new.
         """
+        most = float(self._most_refined)
+        if last.seconds:
+            more = (AFFORDED_SHARE * deadline.remaining / last.seconds) ** (1 / RELAXED_GROWTH)
+            most = min(most, more * len(last.program.cuts))
         priced = _dearest_first(last.prices) or last.program.cuts
         schedule = self._decode(last.program, last.program.live(0.5), last.program.have_run())
         chosen = self.candidates.joined(priced, schedule) if self._most_refined <= FEW_CUTS else list(priced)
         for moment in (*self.candidates.exceeded(schedule), *self._exceeded):
-            if len(chosen) < self._most_refined and len(self.precedence.chain([*chosen, moment])) > len(chosen):
+            if len(chosen) < most and len(self.precedence.chain([*chosen, moment])) > len(chosen):
                 chosen.append(moment)
         return [] if chosen == priced else self.precedence.chain(chosen)
 
@@ -376,16 +387,17 @@ class CutSearch:
 
         It gets rows over paths until these raise it by at most this part of what all have; from 1 on, it gets none.
         """
+        began = clock.now()
         program = self._program(cuts, deadline)
         found = relax(program, deadline, least_part) if least_part < 1 else program.relaxed(deadline)
         self._paths.update(program.paths)
         if found is None:
-            return _Relaxation(program, -math.inf, {})
+            return _Relaxation(program, -math.inf, {}, clock.now() - began)
         bound, prices = found
         self.bound, self.relaxed = max(self.bound, bound), max(self.relaxed, bound)
         least = LEAST_PRICE * math.fsum(prices)
         priced = {cut: price for cut, price in zip(cuts, prices, strict=True) if price > least}
-        return _Relaxation(program, bound - self.problem.least_time, priced)
+        return _Relaxation(program, bound - self.problem.least_time, priced, clock.now() - began)
 
     def _program(
         self,

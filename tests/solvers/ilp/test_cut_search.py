@@ -54,6 +54,20 @@ def test_relaxations_with_further_moments_raise_the_bound_until_none_is_left(
     assert bounds[0] < bounds[-1] <= sc.solve(graph, budget, time_limit=20).time
 
 
+def test_relaxations_that_would_not_be_solved_in_time_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    monkeypatch.setattr(cut_search, "MOST_MOMENTS", 1)
+    monkeypatch.setattr(cut_search, "AFFORDED_SHARE", 0.0)
+    graph = conv_net(6)
+    found = search(graph, parse_budget("60%", graph), reorder=True)
+    found.refine(Deadline(20))
+    first = found.relaxed
+    assert not found.is_relaxed
+    found.refine(Deadline(20))  # the test above says that it could raise the bound
+    assert found.is_relaxed
+    assert found.relaxed == first
+
+
 @pytest.mark.parametrize("reorder", [False, True])
 def test_programs_that_count_raise_the_bound_of_the_relaxation(monkeypatch: pytest.MonkeyPatch, reorder: bool) -> None:
     monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
