@@ -37,9 +37,8 @@ def warn_of_fragmentation(plan: Plan, room_bytes: int, *, stacklevel: int) -> No
         return
     advice = "give a smaller budget, or keep room free with reserve="
     if not expandable:
-        advice = f"set {_SETTING} before Python starts, or {advice}"
-        if not allocator_use(graph, schedule, capacity_bytes=room_bytes, expandable_segments=True).fits:
-            advice = advice.replace(", or", ", and")
+        grown = allocator_use(graph, schedule, capacity_bytes=room_bytes, expandable_segments=True)
+        advice = f"set {_SETTING} before Python starts, {'or' if grown.fits else 'and'} {advice}"
     warnings.warn(
         f"the tensors of this plan take {format_bytes(peak)} of the {format_bytes(room_bytes)} that the device has for"
         f' them, but the allocator of PyTorch would run out of memory in "{use.failed_operation}", since what is free'

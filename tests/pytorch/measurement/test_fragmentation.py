@@ -12,6 +12,12 @@ from scheduler.pytorch.measurement.fragmentation import has_expandable_segments,
 MIB = 2**20
 
 
+@pytest.fixture(autouse=True)
+def _default_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def pieces_of_segments() -> sc.Plan:
     """Return the plan of 12 tensors of 2 MiB, of which two lie in the segment of a workspace of 40 MiB.
 
