@@ -4,9 +4,10 @@ At one cut, the peak of the save-everything step, an integer program says how ma
 recompute, but not when: a program that drops a recurrent state everywhere leaves nothing to
 rebuild it from but the beginning, all at once and right after the cut. So the program must keep
 the few tensors that cross between segments of the forward, and prefers to recompute what the
-backward reads late. Each segment is then rebuilt by itself, when memory is free again. Where
-memory stays high for longer, as between the two loops of a bidirectional network, a second cut
-says what may be live then.
+backward reads late. Each segment is then rebuilt by itself, when memory is free again. What reads
+from many segments, such as a stack of all outputs, would have all of them rebuilt at once: if its
+result can be kept, the program must not recompute it. Where memory stays high for longer, as
+between the two loops of a bidirectional network, a second cut says what may be live then.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ LEAST_OPERATIONS = 1_000
 """Fewest operations for which time is divided into segments."""
 SEGMENTS, LEAST_SEGMENTS = 16, 4
 """Number of segments at first, and at last: half as many are tried wherever nothing fits with their tensors kept."""
+LEAST_COLLECTED = 3
+"""Fewest segments from which an operation reads that is not recomputed: the sum of a residual connection reads from
+two."""
 MOST_PROGRAMS = 8
 """Most programs with kept tensors."""
 MOST_CUTS = 2
@@ -79,15 +83,16 @@ class TimeSegments:
     def run(self, deadline: Deadline, offer: Callable[[Schedule], int]) -> None:
         """Offer schedules, until one with kept tensors fits or time is up; then bound the time at all cuts."""
         problem, segments = self.problem, SEGMENTS
+        once = collectors(problem.graph, segments)
         fits = self._solve_for_bound(deadline, offer)
         for _ in range(MOST_PROGRAMS):
             if fits or deadline.passed or segments < LEAST_SEGMENTS:
                 break
             program = self._program()
-            self._keep(program, separators(problem.graph, segments))
+            self._divide(program, separators(problem.graph, segments), once)
             schedule = self._decode(self._solve(program, deadline, _SLACK))
             if schedule is None:
-                segments //= 2
+                once, segments = frozenset(), segments if once else segments // 2
                 continue
             fits = offer(schedule) <= problem.budget_bytes
             if not fits:
@@ -127,11 +132,14 @@ class TimeSegments:
     def _decode(self, answer: CutAnswer) -> Schedule | None:
         return None if answer.live is None else decode(self.problem.graph, sorted(self._limits), answer.live)
 
-    def _keep(self, program: CutRelaxation, kept: frozenset[int]) -> None:
-        """Keep tensors at the cuts, and recompute rather what is read late."""
+    def _divide(self, program: CutRelaxation, kept: frozenset[int], once: frozenset[int]) -> None:
+        """Keep tensors at the cuts, run operations once, and recompute rather what is read late."""
         for saved in program.saved:
             for tensor in kept & saved.keys():
                 program.program.at_least("kept", [(saved[tensor], 1.0)], 1)
+        for recomputed in program.recomputed.values():
+            for i in once & recomputed.keys():
+                program.program.at_most("once", [(recomputed[i], 1.0)], 0)
         self._prefer_late(program, kept)
 
     def _prefer_late(self, program: CutRelaxation, kept: frozenset[int]) -> None:
@@ -185,6 +193,23 @@ def separators(graph: Graph, segments: int) -> frozenset[int]:
         place = min(near, key=lambda p: (int(crossing[p]), abs(p - border)))
         found.update(t for begin, end, t, _ in short if begin <= place < end)
     return frozenset(found)
+
+
+def collectors(graph: Graph, segments: int) -> frozenset[int]:
+    """Return the operations of the forward that read from many of its segments, such as a stack of all outputs.
+
+    Parameters
+    ----------
+    graph : Graph
+    segments : int
+        Number of segments, of equally many operations.
+    """
+    index, root = graph.index, fold_views(graph, free=True).root
+    forward = [i for i in index.defaults if graph.operations[i].phase == "forward"]
+    length = max(1, len(forward) // segments)
+    segment_of = {t: place // length for place, i in enumerate(forward) for t in index.outputs[i]}
+    read = {i: {segment_of[root[t]] for t in index.inputs[i] if root[t] in segment_of} for i in forward}
+    return frozenset(i for i in forward if len(read[i]) >= LEAST_COLLECTED)
 
 
 def _first_reads(graph: Graph, inputs: Sequence[Sequence[int]], cut: int, kept: frozenset[int]) -> list[int]:

@@ -11,18 +11,20 @@ from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.hierarchical import propose
 from scheduler.solvers.hierarchical.bound import OneCut
-from scheduler.solvers.hierarchical.time_segments import TimeSegments, separators
+from scheduler.solvers.hierarchical.time_segments import TimeSegments, collectors, separators
 from tests.support.fake_clock import FakeClock
 
 STEPS = 200
 
 
-def unrolled(steps: int) -> sc.Graph:
+def unrolled(steps: int, *, stacks: bool = False) -> sc.Graph:
     """Return a training step of a recurrent net: expensive gates, a cheap state, and outputs that the loss reads.
 
-    No two steps take the same time, so that no two blocks are equal.
+    No two steps take the same time, so that no two blocks are equal. If it stacks, a last layer reads all outputs as
+    one tensor, and its backward writes a larger one before it reads that again.
     """
-    forward, backward, tensors = [], [], [sc.Tensor("state0", 0), sc.Tensor("loss", 1), sc.Tensor("gradient", 4)]
+    forward, backward = [], []
+    tensors = [sc.Tensor("state0", 0), sc.Tensor("loss", 1), sc.Tensor("gradient", 8 * steps if stacks else 4)]
     for t in range(1, steps + 1):
         tensors += [
             sc.Tensor(f"gates{t}", 16),
@@ -42,11 +44,20 @@ def unrolled(steps: int) -> sc.Graph:
             sc.Operation(f"e{t}", [above, f"gates{t}", f"state{t}"], [f"e{t}"], 1.0, phase="backward"),
         ]
     outputs = [f"out{t}" for t in range(1, steps + 1)]
+    if stacks:
+        tensors.append(sc.Tensor("stack", 4 * steps))
+        forward.append(sc.Operation("stack", outputs, ["stack"], 1.0))
+        outputs = ["stack"]
     loss = [
         sc.Operation("loss", outputs, ["loss"], 1.0),
         sc.Operation("gradient", ["loss"], ["gradient"], 1.0, phase="backward"),
     ]
-    return sc.Graph([*forward, *loss, *reversed(backward)], tensors, resident=["state0"], results=["d1"])
+    results = ["d1"]
+    if stacks:
+        tensors.append(sc.Tensor("weights", 1))
+        loss.append(sc.Operation("weights", ["gradient", "stack"], ["weights"], 1.0, phase="backward"))
+        results.append("weights")
+    return sc.Graph([*forward, *loss, *reversed(backward)], tensors, resident=["state0"], results=results)
 
 
 def bidirectional(steps: int) -> sc.Graph:
@@ -86,8 +97,13 @@ def bidirectional(steps: int) -> sc.Graph:
 
 @pytest.mark.parametrize(
     ("graph", "budget", "gap"),
-    [(unrolled(STEPS), "60%", 0.02), (unrolled(STEPS), "45%", 0.05), (bidirectional(130), "75%", 0.02)],
-    ids=["unrolled, 60%", "unrolled, 45%", "bidirectional, 75%"],
+    [
+        (unrolled(STEPS), "60%", 0.02),
+        (unrolled(STEPS), "45%", 0.05),
+        (unrolled(STEPS, stacks=True), "60%", 0.09),
+        (bidirectional(130), "75%", 0.02),
+    ],
+    ids=["unrolled, 60%", "unrolled, 45%", "stacked, 60%", "bidirectional, 75%"],
 )
 def test_a_long_network_gets_a_schedule_near_its_bound(graph: sc.Graph, budget: str, gap: float) -> None:
     problem = Problem(graph, parse_budget(budget, graph))
@@ -120,6 +136,11 @@ def test_a_state_that_is_read_again_after_the_loop_separates_segments() -> None:
     names = {graph.tensors[t].name for t in separators(graph, 8)}
     assert {name[0] for name in names} >= {"f", "b"}
     assert len(names) <= 16
+
+
+def test_only_what_reads_all_outputs_collects() -> None:
+    for graph, name in ((unrolled(STEPS), "loss"), (unrolled(STEPS, stacks=True), "stack")):
+        assert [graph.operations[i].name for i in collectors(graph, 8)] == [name]
 
 
 def test_segments_are_of_similar_length() -> None:
