@@ -153,7 +153,7 @@ class _Policy:
     answers : list of Schedule
         What solvers have answered, for those that search from several known schedules.
     exceeding : tuple of Schedule
-        The last points of integer programs that do not fit, for the same purpose.
+        The last points of `ilp` that do not fit, for the same purpose; at first, what another solver has found.
     solves_neighborhoods : bool
         Whether the last search includes integer programs over neighborhoods of the best schedule.
     ended : bool
@@ -360,24 +360,26 @@ class _Policy:
         known = tuple(schedule for schedule in (best.schedule or best.smallest,) if schedule is not None)
         problem = replace(self.late, starts=(*known, *self.answers, *self.problem.starts, *self.exceeding))
         try:
-            limit = deadline.within(share * deadline.remaining, partial(self._update, deadline=deadline))
+            update = partial(self._update, propose=propose, deadline=deadline)
+            limit = deadline.within(share * deadline.remaining, update)
             proposal = propose(problem, deadline=limit, seed=self.seed)
             best.annotate(proposal)
             if proposal.schedule is not None:
                 self.answers.append(proposal.schedule)
-            self._update(proposal, deadline)
+            update(proposal)
         except UnsuitableProblemError:
             pass
         except BaseException:
             deadline.stop()  # Another search at the same time would go on.
             raise
 
-    def _update(self, proposal: Proposal, deadline: Deadline) -> None:
+    def _update(self, proposal: Proposal, propose: Propose, deadline: Deadline) -> None:
         """Take over a proposal; once the result is final, stop all searches with that deadline."""
         if proposal.search_space == "input order" and self.late is not self.problem:
             proposal = replace(proposal, search_space="late order")  # the input order of what solvers get
         self.best.update(proposal)
-        self.exceeding = proposal.exceeding or self.exceeding
+        if proposal.exceeding and (propose is ilp.propose or not self.exceeding):
+            self.exceeding = proposal.exceeding
         self.deadline.report(self.best.proposal())
         if self.best.is_final:
             deadline.stop()

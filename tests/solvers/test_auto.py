@@ -105,6 +105,32 @@ def test_quick_solvers_do_not_run_where_a_deep_network_has_a_good_answer(
     assert ("greedy" in names) == asked
 
 
+def test_annealing_of_a_deep_network_starts_from_what_hierarchical_found_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = conv_net(5)
+    larger = sc.solve(graph, "60%", solver="ilp", time_limit=20).schedule
+    assert larger is not None
+    starts: list[sc.Schedule] = []
+
+    def stub(name: str) -> auto.Propose:
+        exceeding = (larger,) if name == "hierarchical" else ()
+        return lambda problem, *, deadline, seed: Proposal(None, "input order", exceeding=exceeding)
+
+    def search(problem: Problem, *, deadline: Deadline, **options: object) -> Proposal:
+        starts.extend(problem.starts)
+        deadline.stop()
+        return Proposal(None, "any order")
+
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1))
+    monkeypatch.setattr(auto, "load_solver", stub)
+    monkeypatch.setattr(auto.ilp, "propose", stub("ilp"))
+    monkeypatch.setattr(auto.anneal, "search", search)
+    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_: None)
+    sc.solve(graph, "45%", time_limit=2)
+    assert larger in starts
+
+
 def test_integer_programs_do_not_delay_the_answer_for_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **options: object) -> Proposal:
         raise AssertionError("an integer program was solved")

@@ -25,6 +25,8 @@ MOST_KINDS = 16
 """Most distinct blocks that are solved one by one."""
 MODE_LIMITS = 24
 """Number of steps from keeping nothing to keeping everything in a block; each step looks for one mode."""
+MOST_EXCEEDING = 2
+"""Number of schedules that do not fit and from which other solvers may go on."""
 _LONG_BLOCKS_SHARE = 0.75
 """Share of the time that is used where a block is long; if that finds nothing, other solvers do more with the rest."""
 _BLOCKS_SHARE = 0.4
@@ -83,6 +85,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         search.global_bound,
         infeasible=math.isinf(search.global_bound) or (math.isinf(search.bound) and not problem.reorder),
         messages=messages,
+        exceeding=() if search.best else tuple(search.exceeding.values()),
     )
 
 
@@ -107,6 +110,8 @@ class _Search:
         self.frontiers: dict[int, CutFrontier] = {}
         self.best: Schedule | None = None
         self.best_time = math.inf
+        self.exceeding: dict[int, Schedule] = {}
+        """Of the schedules that do not fit, those with the smallest peaks, by these."""
         self.bound = self.global_bound = problem.least_time
 
     @property
@@ -163,7 +168,10 @@ class _Search:
         if schedule is None:
             return 0
         simulation = simulate(self.problem.graph, schedule)
-        if simulation.peak_bytes <= self.problem.budget_bytes and simulation.time < self.best_time:
+        if simulation.peak_bytes > self.problem.budget_bytes:
+            self.exceeding[simulation.peak_bytes] = schedule
+            self.exceeding = {peak: self.exceeding[peak] for peak in sorted(self.exceeding)[:MOST_EXCEEDING]}
+        elif simulation.time < self.best_time:
             self.best, self.best_time = schedule, simulation.time
         return simulation.peak_bytes
 

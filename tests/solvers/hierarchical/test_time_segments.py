@@ -11,6 +11,7 @@ from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.hierarchical import propose
 from scheduler.solvers.hierarchical.bound import OneCut
+from scheduler.solvers.hierarchical.solver import MOST_EXCEEDING
 from scheduler.solvers.hierarchical.time_segments import TimeSegments, collectors, separators
 from tests.support.fake_clock import FakeClock
 
@@ -112,6 +113,17 @@ def test_a_long_network_gets_a_schedule_near_its_bound(graph: sc.Graph, budget: 
     simulation = sc.simulate(graph, proposal.schedule)
     assert simulation.peak_bytes <= problem.budget_bytes
     assert proposal.bound <= simulation.time <= proposal.bound / (1 - gap)
+
+
+def test_where_nothing_fits_the_smallest_peaks_are_passed_on() -> None:
+    graph = unrolled(STEPS)
+    problem = Problem(graph, parse_budget("17%", graph))
+    proposal = propose(problem, deadline=Deadline(60), seed=0)
+    assert proposal.schedule is None
+    simulations = [sc.simulate(graph, schedule) for schedule in proposal.exceeding]
+    assert 1 <= len(simulations) <= MOST_EXCEEDING
+    assert all(problem.budget_bytes < one.peak_bytes < problem.baseline.peak_bytes for one in simulations)
+    assert all(one.time >= proposal.bound for one in simulations)
 
 
 def test_the_bound_is_that_of_the_integer_program_at_the_peak() -> None:
