@@ -10,6 +10,7 @@ from functools import partial
 from threading import TIMEOUT_MAX
 
 from scheduler.errors import UnsuitableProblemError
+from scheduler.graph import Graph
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order
 from scheduler.solution import Proposal, relative_gap
@@ -48,6 +49,8 @@ class AutoSettings:
         From so many operations on, `hierarchical` runs first.
     hierarchical_only_operations : int
         From so many operations on, no other solver runs if `hierarchical` finds a schedule.
+    quick_share : float
+        Share of the remaining time for each of the quick solvers: after that, they find little.
     quick_gap : float
         Where `hierarchical` ran first and left at most this gap, quick solvers, which then take long, do not run.
     first_round_share : float
@@ -86,6 +89,7 @@ class AutoSettings:
     hierarchical_operations: int = 500
     hierarchical_first_operations: int = 3_000
     hierarchical_only_operations: int = 30_000
+    quick_share: float = 0.15
     quick_gap: float = 0.05
     first_round_share: float = 0.9
     smallest_peak_share: float = 0.3
@@ -195,7 +199,8 @@ class _Policy:
         It does so however little time is left; then it ends with the first walk that fits.
         """
         if self.settings.slow_start * self.problem.baseline.time < self.best.time < math.inf:
-            self._walk()
+            for graph in self._orders:
+                self._walk(graph)
 
     def answer_quickly(self) -> None:
         """Look for an answer within the problem's gap by methods that need no compiled kernels."""
@@ -229,13 +234,17 @@ class _Policy:
             self.ended = self.best.schedule is not None and enough
 
     def try_quick_solvers(self) -> None:
-        """Run the quick solvers, and a walk that evicts when memory is short, unless `hierarchical` has done better."""
+        """Run the quick solvers, and walks that evict when memory is short, unless `hierarchical` has done better.
+
+        In a large graph they take seconds, and two of them run at the same time.
+        """
         if self._is_deep and self.best.gap <= self.settings.quick_gap:
             return
-        for name in self.settings.quick_solvers:
-            self._ask(name, self.first_round)
-        if not (self.best.is_final or self.first_round.passed):
-            self._walk()
+        settings = self.settings
+        searches = [partial(self._ask, name, self.first_round, settings.quick_share) for name in settings.quick_solvers]
+        searches += [partial(self._walk_in_time, graph) for graph in self._orders]
+        run = self.pool.map if self._is_deep else map
+        list(run(_call, searches))
 
     def find_smallest_peak(self) -> None:
         """Look for the smallest peak if no schedule fits so far."""
@@ -244,7 +253,7 @@ class _Policy:
             self.best.offer(smallest_peak(self.problem, limit)[1])
 
     def prove_and_search(self) -> None:
-        """Run `ilp` alone; if that takes long, `hierarchical` and `anneal` at the same time.
+        """Run `ilp` alone; if that takes long, or `hierarchical` has run before, other searches at the same time.
 
         In a large graph `ilp` goes on if the gap stays large.
         """
@@ -253,7 +262,8 @@ class _Policy:
         goes_on = self.solves_neighborhoods and operations >= settings.long_proof_operations
         self._proof_limit = self._share_of(self.deadline, settings.first_round_share) if goes_on else limit
         self._proof = pool.submit(self._consult, ilp.propose, self._proof_limit)
-        wait([self._proof], timeout=min(settings.ilp_alone_seconds, settings.ilp_alone_share * limit.remaining))
+        alone = min(settings.ilp_alone_seconds, settings.ilp_alone_share * limit.remaining)
+        wait([self._proof], timeout=0.0 if self._is_deep else alone)
         if not self._proof.done():
             deep = settings.hierarchical_operations <= operations < settings.hierarchical_first_operations
             if self.problem.chain is None and deep:
@@ -305,6 +315,15 @@ class _Policy:
             self.best.offer(squeeze(self.problem, self.deadline, known=known).schedule)
 
     @property
+    def _orders(self) -> tuple[Graph, ...]:
+        """The graph in the late order and in the given one, if they differ.
+
+        The late one keeps what cannot be recomputed for longer, which at small budgets can cost more than it gains.
+        """
+        late, given = self.late.graph, self.problem.graph
+        return (late,) if late is given else (late, given)
+
+    @property
     def _is_deep(self) -> bool:
         """Whether `hierarchical` runs first."""
         operations = len(self.problem.graph.operations)
@@ -327,17 +346,16 @@ class _Policy:
         self._other_orders_end = min(self._other_orders_end, now + settings.other_orders_least_seconds + more)
         return deadline.within(self._other_orders_end - now)
 
-    def _walk(self) -> None:
-        """Offer the schedules of walks that evict when memory is short, in the late order and in the given one.
+    def _walk_in_time(self, graph: Graph) -> None:
+        if not (self.best.is_final or self.first_round.passed):
+            self._walk(graph)
 
-        The late one keeps what cannot be recomputed for longer, which at small budgets can cost more than it gains.
-        """
-        problems = [self.late] if self.late is self.problem else [self.late, self.problem]
-        for problem in problems:
-            walk = EvictionWalks(problem.graph).fitting(self.problem.budget_bytes, self.first_round)
-            if walk is not None:
-                self.answers.append(walk)
-                self.best.offer(walk)
+    def _walk(self, graph: Graph) -> None:
+        """Offer the fastest schedule of walks through an order that evict when memory is short."""
+        walk = EvictionWalks(graph).fitting(self.problem.budget_bytes, self.first_round)
+        if walk is not None:
+            self.answers.append(walk)
+            self.best.offer(walk)
 
     def _anneal(self, walkers: int, deadline: Deadline) -> None:
         """Anneal from what is known; where that gives up far from the bound, do it again with other random numbers."""
@@ -388,6 +406,10 @@ class _Policy:
     @staticmethod
     def _share_of(deadline: Deadline, share: float) -> Deadline:
         return deadline.within(share * deadline.remaining)
+
+
+def _call(search: Callable[[], None]) -> None:
+    search()
 
 
 def _bound_chain(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -453,7 +475,7 @@ STAGES = (
     Stage(
         ("ilp", "hierarchical", "anneal"),
         f"always `ilp`; the others after {SETTINGS.ilp_alone_seconds:g} s or {SETTINGS.ilp_alone_share:.0%} of the time"
-        f" (`hierarchical` from {SETTINGS.hierarchical_operations} operations on)",
+        f" (`hierarchical` from {SETTINGS.hierarchical_operations} operations on), or at once if it has run",
         _Policy.prove_and_search,
     ),
     Stage(

@@ -249,7 +249,7 @@ class _State(NamedTuple):
 _RUNS, _LIVE, _BYTES, _SUMS, _EVICTIONS = range(5)
 
 
-@compiled()
+@compiled(nogil=True)
 def _walk(graph, uses, budget, run_cost, connects, power, most_runs):  # type: ignore[no-untyped-def]
     """Return the runs of a walk, and their number; -1 if it fails."""
     tensors, storages, operations = graph.storage.shape[0], graph.storage_bytes.shape[0], graph.time.shape[0]

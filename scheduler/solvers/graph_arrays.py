@@ -123,7 +123,7 @@ class _Decoding(NamedTuple):
 _RUNS, _HEIGHT, _RECOMPUTED = range(3)
 
 
-@compiled()
+@compiled(nogil=True)
 def decode_decisions(graph, decision, decision_at_first, most_runs):  # type: ignore[no-untyped-def]
     """Return the runs that retention decisions lead to, the step of the order of each, and their number.
 
@@ -221,7 +221,7 @@ def _open_gaps(graph, d, i, decision, decision_at_first):  # type: ignore[no-unt
         d.available[t] = d.current[t] == KEEP or graph.pinned[t]
 
 
-@compiled()
+@compiled(nogil=True)
 def profile_runs(graph, runs):  # type: ignore[no-untyped-def]
     """Return memory during each run without the resident bytes, and the last run that needs each output.
 

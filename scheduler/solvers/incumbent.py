@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from threading import Lock
+from threading import RLock
 
 from scheduler.graph import Graph
 from scheduler.problem import Problem
@@ -47,7 +47,7 @@ class Incumbent:
         self.global_bound = 0.0
         self.infeasible = False
         self.messages: list[str] = []
-        self._lock = Lock()
+        self._lock = RLock()
 
     @property
     def is_optimal(self) -> bool:
@@ -87,15 +87,16 @@ class Incumbent:
         if schedule is None:
             return
         simulation = simulate(self.problem.graph, schedule)
-        if simulation.peak_bytes < self.smallest_peak_bytes:
-            self.smallest, self.smallest_peak_bytes = schedule, simulation.peak_bytes
         if space == "any order":
             followed = (order for order, graph in self.orders.items() if follows_input_order(graph, schedule))
             space = next(followed, space)
-        fastest = self._fastest[space][0] if space in self._fastest else math.inf
-        if simulation.peak_bytes <= self.problem.budget_bytes and simulation.time < fastest:
-            self._fastest[space] = simulation.time, schedule
-            self._choose()
+        with self._lock:
+            if simulation.peak_bytes < self.smallest_peak_bytes:
+                self.smallest, self.smallest_peak_bytes = schedule, simulation.peak_bytes
+            fastest = self._fastest[space][0] if space in self._fastest else math.inf
+            if simulation.peak_bytes <= self.problem.budget_bytes and simulation.time < fastest:
+                self._fastest[space] = simulation.time, schedule
+                self._choose()
 
     def _choose(self) -> None:
         """Answer with the fastest schedule, or with one that is proven to be close and is as fast within the gap.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from dataclasses import replace
 
@@ -103,6 +104,27 @@ def test_quick_solvers_do_not_run_where_a_deep_network_has_a_good_answer(
     sc.solve(graph, "45%", time_limit=2)
     assert names[0] == "hierarchical"
     assert ("greedy" in names) == asked
+
+
+def test_quick_solvers_of_a_deep_network_run_two_at_a_time_and_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both, limits = threading.Barrier(2), []
+
+    def stub(name: str) -> auto.Propose:
+        def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+            if name in ("greedy", "segments"):
+                limits.append(deadline.remaining)
+                both.wait(timeout=20)  # fails unless the other one runs as well
+            return Proposal(None, "input order")
+
+        return propose
+
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1))
+    monkeypatch.setattr(auto, "load_solver", stub)
+    sc.solve(conv_net(5), "45%", time_limit=2)
+    assert len(limits) == 2
+    assert max(limits) <= auto.SETTINGS.quick_share * 2
 
 
 def test_annealing_of_a_deep_network_starts_from_what_hierarchical_found_that_does_not_fit(
