@@ -157,7 +157,8 @@ class _Policy:
     answers : list of Schedule
         What solvers have answered, for those that search from several known schedules.
     exceeding : tuple of Schedule
-        The last points of `ilp` that do not fit, for the same purpose; at first, what another solver has found.
+        The last points of `ilp` that do not fit, for the same purpose; in a large graph, what `hierarchical` has found
+        until there are any.
     solves_neighborhoods : bool
         Whether the last search includes integer programs over neighborhoods of the best schedule.
     ended : bool
@@ -396,8 +397,8 @@ class _Policy:
         if proposal.search_space == "input order" and self.late is not self.problem:
             proposal = replace(proposal, search_space="late order")  # the input order of what solvers get
         self.best.update(proposal)
-        if proposal.exceeding and (propose is ilp.propose or not self.exceeding):
-            self.exceeding = proposal.exceeding
+        if propose is ilp.propose or (self._is_deep and not self.exceeding):
+            self.exceeding = proposal.exceeding or self.exceeding
         self.deadline.report(self.best.proposal())
         if self.best.is_final:
             deadline.stop()
