@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,6 +30,8 @@ RUNS_EVERY = 2
 other orders of first runs, and others many recomputations at once."""
 MOST_STARTS = 4
 """Known schedules, the fastest ones, that are each annealed once before only the best one is."""
+SLOW = 1.1
+"""What fits is slow if it takes this many times as long as a known schedule that does not fit."""
 FIRST_ROUND_MOVES = 200
 """Moves of a walker in the first round, per operation."""
 TIME_SHARE = 0.85
@@ -69,7 +72,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     runs do not find in ten where the budget is tight. Two walkers, each with its own random
     numbers, anneal in rounds of growing length; what each does is chosen by what has found
     something better so far (`Choice`). Some rounds, the last ones above all, begin with what two
-    known schedules make together (`Crossings`). They stop before the deadline if they have found
+    known schedules make together (`Crossings`); all begin with known schedules that do not fit, as
+    long as these are much faster than what fits. They stop before the deadline if they have found
     nothing better for a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
@@ -130,8 +134,10 @@ class Annealing:
         self._smallest_peak = math.inf
         self._starts: dict[float, Schedule] = {}
         """Known schedules from which nothing has been annealed yet, by their times."""
-        self._exceeding: list[Schedule] = []
+        self._exceeding: deque[Schedule] = deque()
         """The same, of those that do not fit."""
+        self._least_time = math.inf
+        """That of the fastest known schedule that does not fit."""
         self._crossings = Crossings(problem.graph, problem.budget_bytes)
         self._do_crossings_pay = True
         """Whether no round of crossings has been in vain since something better was found."""
@@ -163,6 +169,7 @@ class Annealing:
             self._starts = {time: self._starts[time] for time in sorted(self._starts)[:MOST_STARTS]}
         elif schedule != self.problem.save_everything:
             self._exceeding.append(schedule)
+            self._least_time = min(self._least_time, simulation.time)
 
     def _keep(self, schedule: Schedule, simulation: Simulation) -> float:
         """Keep a schedule if it is faster, or has a smaller peak where none fits; return its time, or inf."""
@@ -259,12 +266,19 @@ class Annealing:
         elif all(kind is Kind.CROSSED for kind in kinds):
             self._do_crossings_pay = False
 
+    @property
+    def _is_slow(self) -> bool:
+        """Whether known schedules that do not fit are so much faster that all turns begin with one of them."""
+        return math.isfinite(self.best_time) and bool(self._exceeding) and self.best_time > SLOW * self._least_time
+
     def _next_kinds(self, *, is_last: bool) -> list[Kind]:
         """Return what each walker does in the next round."""
         only_decisions = self.best is None and self._rounds % RUNS_EVERY != 0
         self._rounds += 1
         if only_decisions:
             return [Kind.DECISIONS] * self.count
+        if self._is_slow:
+            return [Kind.FROM_START] * self.count
         if is_last and self._crossings.are_possible and self._do_crossings_pay:
             return [Kind.CROSSED] * self.count
         return [self.choice.next() for _ in range(self.count)]
@@ -277,6 +291,9 @@ class Annealing:
         While nothing fits, decisions begin with the smallest known peak.
         """
         if kind is Kind.FROM_START:
+            if self._is_slow:
+                self._exceeding.rotate()
+                return self._exceeding[0]
             return self._exceeding.pop() if self._exceeding else None
         if self.best is None:
             return self._smallest if kind is Kind.DECISIONS else None

@@ -242,6 +242,23 @@ def test_a_turn_begins_once_with_each_known_schedule_that_exceeds_the_budget() -
     assert begins == [exceeding, None]
 
 
+def test_while_what_fits_is_slow_all_turns_begin_with_what_does_not() -> None:
+    graph = uniform_chain(4)
+    slow = schedule_from_runs(graph, [0, 1, 2, 3, 4, 0, 1, 2, 5, 0, 1, 6, 0, 7, 8])
+    problem = Problem(graph, sc.simulate(graph, slow).peak_bytes)
+    exceeding = [
+        schedule_from_runs(graph, runs) for runs in ([0, 1, 2, 3, 4, 0, 5, 6, 7, 8], [0, 1, 2, 3, 4, 5, 0, 6, 7, 8])
+    ]
+    assert all(sc.simulate(graph, schedule).peak_bytes > problem.budget_bytes for schedule in exceeding)
+    search = Annealing(problem, walkers=2)
+    for schedule in (slow, *exceeding):
+        search.offer_start(schedule)
+    assert [search._next_kinds(is_last=is_last) for is_last in (False, True)] == [[Kind.FROM_START] * 2] * 2
+    assert [search._next_begin(Kind.FROM_START) for _ in range(3)] == [exceeding[1], exceeding[0], exceeding[1]]
+    search.best_time = 1.05 * sc.simulate(graph, exceeding[0]).time
+    assert [search._next_begin(Kind.FROM_START) for _ in range(3)] == [exceeding[0], exceeding[1], None]
+
+
 def test_runs_that_do_not_fit_are_annealed_over_their_decisions_and_by_themselves() -> None:
     graph = conv_net(4)
     problem = Problem(graph, parse_budget("60%", graph))
