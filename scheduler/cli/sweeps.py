@@ -195,20 +195,20 @@ def _progress_bar() -> Callable[[int, int, Row], None] | None:
 
 @contextmanager
 def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Yield worker processes, and end them when the table is complete or at Ctrl-C."""
+    """Yield worker processes, and end them when the table is complete or at Ctrl-C; a second one changes nothing."""
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), _ignore_interrupt)
     try:
         yield pool
     finally:
-        try:
-            with suppress(BrokenExecutor, CancelledError, TimeoutError):
-                # The pool of Python 3.11 hangs if its workers die before it has dropped the cancelled cases.
-                last = pool.submit(int)
-                pool.shutdown(wait=False, cancel_futures=True)
-                last.result(_SECONDS_TO_DROP)
-        finally:
-            for worker in active_children():
-                worker.kill()
+        # The pool of Python 3.11 hangs if its workers die before it has dropped the cancelled cases.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with suppress(BrokenExecutor, CancelledError, TimeoutError):
+            last = pool.submit(int)
+            pool.shutdown(wait=False, cancel_futures=True)
+            last.result(_SECONDS_TO_DROP)
+        for worker in active_children():
+            worker.kill()
+        signal.signal(signal.SIGINT, handler)
 
 
 def _ignore_interrupt() -> None:
