@@ -202,13 +202,15 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
     finally:
         # The pool of Python 3.11 hangs if its workers die before it has dropped the cancelled cases.
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with suppress(BrokenExecutor, CancelledError, TimeoutError):
-            last = pool.submit(int)
-            pool.shutdown(wait=False, cancel_futures=True)
-            last.result(_SECONDS_TO_DROP)
-        for worker in active_children():
-            worker.kill()
-        signal.signal(signal.SIGINT, handler)
+        try:
+            with suppress(BrokenExecutor, CancelledError, TimeoutError):
+                last = pool.submit(int)
+                pool.shutdown(wait=False, cancel_futures=True)
+                last.result(_SECONDS_TO_DROP)
+        finally:
+            for worker in active_children():
+                worker.kill()
+            signal.signal(signal.SIGINT, handler)
 
 
 def _ignore_interrupt() -> None:
