@@ -348,6 +348,7 @@ class _Policy:
         return deadline.within(self._other_orders_end - now)
 
     def _walk_in_time(self, graph: Graph) -> None:
+        """Walk, unless nothing better can be found or time is up."""
         if not (self.best.is_final or self.first_round.passed):
             self._walk(graph)
 
