@@ -4,8 +4,7 @@ Every operation of the order runs once, after what is missing of its inputs has 
 Nothing is evicted before it must be. So a walk within few bytes recomputes much less than one
 that saves nothing, and the least bytes within which one succeeds are near the smallest peak.
 Evicting what costs little to recompute for its bytes and the time until its next use is after
-Kirisame et al. 2021, "Dynamic Tensor Rematerialization", and so is what connected tensors cost
-(their estimate by union-find); here the next uses are known.
+Kirisame et al. 2021, "Dynamic Tensor Rematerialization"; here the next uses are known.
 """
 
 from __future__ import annotations
@@ -14,16 +13,20 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from scheduler.graph import Graph
 from scheduler.schedule import Schedule, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.eviction_costs import (
+    EvictionCosts,
+    forget_eviction,
+    no_evictions,
+    note_eviction,
+    recomputation_cost,
+)
 from scheduler.solvers.graph_arrays import Flags, GraphArrays, Ints, flat_rows, graph_arrays
 from scheduler.solvers.jit import compiled, inlined_kernel, inner_kernel
-
-Floats = npt.NDArray[np.float64]
 
 _MOST_RUNS_PER_OPERATION = 20
 _MOST_WALKS = 10
@@ -93,7 +96,8 @@ class EvictionWalks:
         most_runs = _MOST_RUNS_PER_OPERATION * len(self._arrays.order) + 1000
         rule, time = eviction.value, self._arrays.time
         cost = rule.counts_time * time + rule.counts_runs * (self._mean_time if rule.counts_time else 1.0)
-        runs, count = _walk(self._arrays, self._uses, free_bytes, cost, rule.connects, rule.power, most_runs)
+        costs = no_evictions(len(self._arrays.storage), cost, connects=rule.connects, most=most_runs)
+        runs, count = _walk(self._arrays, self._uses, free_bytes, costs, rule.power, most_runs)
         return None if count < 0 else schedule_from_runs(self.graph, runs[:count].tolist())
 
     def fitting(self, budget_bytes: int, deadline: Deadline) -> Schedule | None:
@@ -201,28 +205,11 @@ class _State(NamedTuple):
     marked : ndarray of bool, shape (operations,)
         Operations to recompute in the present step.
     stack : ndarray of int64
-    run_cost : ndarray of float64, shape (operations,)
-        What each run counts.
-    connects : bool
-        As in `Rule`.
     power : float
         As in `Rule`.
-    evicted : ndarray of bool, shape (tensors,)
-        If connected tensors count: those that were evicted, are not available, and will be needed.
-    cost : ndarray of float64, shape (tensors,)
-        About what the operations that recompute each evicted tensor count, if connected tensors do not.
-    node : ndarray of int64, shape (tensors,)
-        The last eviction of each tensor.
-    joined : ndarray of int64, shape (evictions,)
-        Another eviction of connected tensors, or the same one if it stands for them (union-find). What is available
-        again stays joined, and counts no more.
-    sum : ndarray of float64, shape (evictions,)
-        What connected tensors count together, at the eviction that stands for them.
-    seen : ndarray of int64, shape (evictions,)
-        When the tensors that one stands for were counted last, by `_SUMS`.
+    costs : EvictionCosts
     counts : ndarray of int64
-        By `_RUNS`, `_LIVE`, `_BYTES`, `_SUMS` and `_EVICTIONS`: numbers of runs and of live storages, live bytes,
-        and numbers of costs computed and of evictions of which connected tensors count.
+        By `_RUNS`, `_LIVE` and `_BYTES`: numbers of runs and of live storages, and live bytes.
     """
 
     available: Flags
@@ -234,26 +221,18 @@ class _State(NamedTuple):
     runs: Ints
     marked: Flags
     stack: Ints
-    run_cost: Floats
-    connects: bool
     power: float
-    evicted: Flags
-    cost: Floats
-    node: Ints
-    joined: Ints
-    sum: Floats
-    seen: Ints
+    costs: EvictionCosts
     counts: Ints
 
 
-_RUNS, _LIVE, _BYTES, _SUMS, _EVICTIONS = range(5)
+_RUNS, _LIVE, _BYTES = range(3)
 
 
 @compiled(nogil=True)
-def _walk(graph, uses, budget, run_cost, connects, power, most_runs):  # type: ignore[no-untyped-def]
+def _walk(graph, uses, budget, costs, power, most_runs):  # type: ignore[no-untyped-def]
     """Return the runs of a walk, and their number; -1 if it fails."""
     tensors, storages, operations = graph.storage.shape[0], graph.storage_bytes.shape[0], graph.time.shape[0]
-    evictions = most_runs if connects else 0
     s = _State(
         available=np.zeros(tensors, dtype=np.bool_),
         locks=np.zeros(tensors, dtype=np.int64),
@@ -264,16 +243,9 @@ def _walk(graph, uses, budget, run_cost, connects, power, most_runs):  # type: i
         runs=np.empty(most_runs, dtype=np.int64),
         marked=np.zeros(operations, dtype=np.bool_),
         stack=np.empty(operations + 1, dtype=np.int64),
-        run_cost=run_cost,
-        connects=connects,
         power=power,
-        evicted=np.zeros(tensors, dtype=np.bool_),
-        cost=np.zeros(tensors, dtype=np.float64),
-        node=np.zeros(tensors, dtype=np.int64),
-        joined=np.arange(evictions),
-        sum=np.zeros(evictions, dtype=np.float64),
-        seen=np.zeros(evictions, dtype=np.int64),
-        counts=np.zeros(5, dtype=np.int64),
+        costs=costs,
+        counts=np.zeros(3, dtype=np.int64),
     )
     steps = graph.order.shape[0]
     for step in range(steps):
@@ -407,7 +379,7 @@ def _add(graph, s, t):  # type: ignore[no-untyped-def]
     if s.available[t]:
         return
     s.available[t] = True
-    _disconnect(graph, s, t)
+    forget_eviction(graph, s.costs, t)
     storage = graph.storage[t]
     if s.held[storage] == 0:
         s.place[storage] = s.counts[_LIVE]
@@ -434,7 +406,7 @@ def _remove(graph, s, t):  # type: ignore[no-untyped-def]
 def _free_if_done(graph, uses, s, t, step):  # type: ignore[no-untyped-def]
     """Free a tensor that nothing will need: neither the present step nor a later one."""
     if uses.last_need[t] <= step:
-        _disconnect(graph, s, t)
+        forget_eviction(graph, s.costs, t)
         if s.available[t] and s.locks[t] == 0:
             _remove(graph, s, t)
 
@@ -472,7 +444,7 @@ def _evict_one(graph, uses, s, step):  # type: ignore[no-untyped-def]
             t = uses.tensors[place]
             if s.available[t]:
                 distance = min(distance, _distance(graph, uses, s, t, step))
-                cost = max(cost, _cost(graph, uses, s, t))
+                cost = max(cost, recomputation_cost(graph, uses, s.costs, s.available, t))
         score = distance * graph.storage_bytes[storage] / cost if cost > 0.0 else distance
         if score > best:
             chosen, best = storage, score
@@ -491,7 +463,7 @@ def _distance(graph, uses, s, t, step):  # type: ignore[no-untyped-def]
     for k in range(uses.start[t], uses.start[t + 1]):
         reader = graph.order[uses.steps[k]]
         for place in range(graph.output_start[reader], graph.output_start[reader + 1]):
-            if s.evicted[graph.outputs[place]]:
+            if s.costs.evicted[graph.outputs[place]]:
                 return steps**s.power
     return float(steps)
 
@@ -502,85 +474,5 @@ def _evict(graph, uses, s, storage):  # type: ignore[no-untyped-def]
     for place in range(uses.tensor_start[storage], uses.tensor_start[storage + 1]):
         t = uses.tensors[place]
         if s.available[t]:
-            if s.connects:
-                _connect(graph, uses, s, t)
-            else:
-                s.cost[t] = _cost(graph, uses, s, t)
+            note_eviction(graph, uses, s.costs, s.available, t)
             _remove(graph, s, t)
-
-
-@inner_kernel
-def _cost(graph, uses, s, t):  # type: ignore[no-untyped-def]
-    """Return about what the operations that recompute a tensor count."""
-    i = graph.producer[t]
-    cost = s.run_cost[i]
-    s.counts[_SUMS] += 1
-    for e in range(graph.input_start[i], graph.input_start[i + 1]):
-        source = graph.inputs[e]
-        if s.connects:
-            cost += _cost_of_connected(s, source)
-        elif not s.available[source]:
-            cost += s.cost[source]
-    if s.connects:
-        for k in range(uses.start[t], uses.start[t + 1]):
-            reader = graph.order[uses.steps[k]]
-            for place in range(graph.output_start[reader], graph.output_start[reader + 1]):
-                cost += _cost_of_connected(s, graph.outputs[place])
-    return cost
-
-
-@inlined_kernel
-def _cost_of_connected(s, t):  # type: ignore[no-untyped-def]
-    """Return what an evicted tensor and those connected with it count, unless they are in the present sum already."""
-    if not s.evicted[t]:
-        return 0.0
-    root = _root(s, s.node[t])
-    if s.seen[root] == s.counts[_SUMS]:
-        return 0.0
-    s.seen[root] = s.counts[_SUMS]
-    return s.sum[root]
-
-
-@inner_kernel
-def _connect(graph, uses, s, t):  # type: ignore[no-untyped-def]
-    """Join a tensor with the evicted ones that it is recomputed from, and those recomputed from it."""
-    if s.counts[_EVICTIONS] == s.sum.shape[0]:
-        return  # after so many evictions, as many as runs at most, it does not count
-    i, node = graph.producer[t], s.counts[_EVICTIONS]
-    s.counts[_EVICTIONS] += 1
-    s.evicted[t], s.node[t], s.sum[node] = True, node, s.run_cost[i]
-    for e in range(graph.input_start[i], graph.input_start[i + 1]):
-        _join(s, node, graph.inputs[e])
-    for k in range(uses.start[t], uses.start[t + 1]):
-        reader = graph.order[uses.steps[k]]
-        for place in range(graph.output_start[reader], graph.output_start[reader + 1]):
-            _join(s, node, graph.outputs[place])
-
-
-@inner_kernel
-def _join(s, node, t):  # type: ignore[no-untyped-def]
-    """Join an eviction with that of a tensor, if it is evicted."""
-    if not s.evicted[t]:
-        return
-    root, other = _root(s, node), _root(s, s.node[t])
-    if root != other:
-        s.joined[root] = other
-        s.sum[other] += s.sum[root]
-
-
-@inlined_kernel
-def _disconnect(graph, s, t):  # type: ignore[no-untyped-def]
-    """Count a tensor no more among the evicted ones."""
-    if s.evicted[t]:
-        s.evicted[t] = False
-        root = _root(s, s.node[t])
-        s.sum[root] = max(0.0, s.sum[root] - s.run_cost[graph.producer[t]])
-
-
-@inlined_kernel
-def _root(s, node):  # type: ignore[no-untyped-def]
-    """Return the eviction that stands for those joined with one, and shorten the way there."""
-    while s.joined[node] != node:
-        s.joined[node] = s.joined[s.joined[node]]
-        node = s.joined[node]
-    return node
