@@ -419,6 +419,28 @@ def test_an_impatient_interrupt_ends_all_processes_and_keeps_the_rows(tmp_path: 
     assert 1 <= len(sc.Comparison.load(path)) < 40
 
 
+INTERRUPTED = """
+import time
+from scheduler.__main__ import main
+from scheduler.cli import sweeps
+
+def interrupted(*arguments, executor, **options):
+    executor.submit(time.sleep, 0.1)._condition.acquire()  # what Ctrl-C leaves that comes into `wait`
+    raise KeyboardInterrupt
+
+sweeps.compare, sweeps._SECONDS_TO_DROP = interrupted, 0.1
+main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the exit code is that of a signal")
+def test_an_interrupt_that_leaves_a_lock_of_the_pool_taken_ends_all_processes() -> None:
+    command = [sys.executable, "-c", INTERRUPTED, "compare", "zoo:unet", "--jobs", "2"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == -signal.SIGINT
+    assert "Traceback" not in ended.stderr
+
+
 def test_graph_files_of_one_name_are_told_apart_by_their_paths(
     graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
