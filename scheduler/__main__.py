@@ -36,7 +36,7 @@ def _end_by_interrupt() -> int:
         worker.kill()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.raise_signal(signal.SIGINT)
-    return 128 + signal.SIGINT
+    return 128 + signal.SIGINT  # if that does not end it
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ def _progress_bar() -> Callable[[int, int, Row], None] | None:
 
 @contextmanager
 def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Yield worker processes, and end them when the table is complete or at Ctrl-C; a second one changes nothing."""
+    """Yield worker processes, and end them when the table is complete or at Ctrl-C, which is ignored meanwhile."""
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), _ignore_interrupt)
     try:
         yield pool
