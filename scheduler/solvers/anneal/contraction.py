@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from scheduler.graph import Graph
 from scheduler.solvers.anneal.retention_loop import RetentionModel
-from scheduler.solvers.anneal.state import Flags, Model
+from scheduler.solvers.anneal.state import Flags, Ints, Model
 from scheduler.solvers.graph_arrays import flat_rows, graph_arrays
 from scheduler.solvers.ilp.views import fold_views
 from scheduler.solvers.walk import cheapest_producers
+
+MOST_VIEWS = 62
+"""Views on the same tensors that are told apart; the time of each further one counts once, as that of a first run."""
 
 
 class Contraction:
@@ -60,7 +63,7 @@ class Contraction:
     def expand(self, sequence: Sequence[int]) -> list[int]:
         """Return the runs of a contracted sequence, views included."""
         index = self.graph.index
-        version = [0] * len(self.graph.tensors)
+        version = [0] * (len(self.graph.tensors) + 1)  # and one more, which stays: -1 is the root of resident tensors
         viewed: dict[int, int] = {}
         runs: list[int] = []
 
@@ -101,7 +104,16 @@ class Contraction:
         group_start, group_bytes = flat_rows([[_rounded_up(index.storage_bytes[s], shift) for s in g] for g in groups])
         producers, producer_groups = self._producers(outputs, output_groups)
         producer_start, producer_ids = flat_rows(producers)
-        reader_start, reader_ids = flat_rows(self._readers(inputs))
+        readers = self._readers(inputs)
+        reader_start, reader_ids = flat_rows(readers)
+        rows, group_views = self._view_rows(outputs, output_groups)
+        bits = {view: 1 << k for row in rows for k, view in enumerate(row)}
+        view_start, view_ids = flat_rows(rows)
+        needed = [
+            self._masks(index.outputs[i][:1] if folded else index.inputs[i], bits)
+            for i, folded in enumerate(self.folded)
+        ]
+        of_results = self._masks((t for t, result in enumerate(index.is_result) if result), bits)
         task_start, task_members = flat_rows([list(task) for task in index.tasks])
         return Model(
             input_start=input_start,
@@ -111,18 +123,28 @@ class Contraction:
             output_group=flat_rows(output_groups)[1],
             group_start=group_start,
             group_bytes=group_bytes,
+            late=np.array(
+                [s in {index.storage_of[t] for t in row} for row, g in zip(inputs, groups, strict=True) for s in g],
+                dtype=np.bool_,
+            ),
             producer_start=producer_start,
             producers=producer_ids,
             producer_group=flat_rows(producer_groups)[1],
             reader_start=reader_start,
             readers=reader_ids,
+            group_views=group_views,
+            view_start=view_start,
+            view_times=np.array([graph.operations[i].time for i in view_ids.tolist()], dtype=np.float64),
+            input_views=np.array([needed[i][t] for i, row in enumerate(inputs) for t in row], dtype=np.int64),
+            reader_views=np.array([needed[i][t] for t, row in enumerate(readers) for i in row], dtype=np.int64),
+            result_views=np.array([of_results.get(t, 0) for t in range(len(graph.tensors))], dtype=np.int64),
             task_start=task_start,
             task_members=task_members,
             task=np.array(index.task_of, dtype=np.int64),
             recompute=np.array(self._recomputing_operations(), dtype=np.int64),
             is_result=self._is_result(),
             backward=np.array([op.phase == "backward" for op in graph.operations], dtype=np.bool_),
-            time=np.array([op.time for op in graph.operations], dtype=np.float64),
+            time=np.array([0.0 if i in bits else op.time for i, op in enumerate(graph.operations)], dtype=np.float64),
             workspace=np.array([_rounded_up(op.workspace_bytes, shift) for op in graph.operations], dtype=np.int64),
             budget=np.array([(budget_bytes - graph.resident_bytes) >> shift], dtype=np.int64),
         )
@@ -167,6 +189,36 @@ class Contraction:
             backward=np.array([op.phase == "backward" for op in graph.operations], dtype=np.bool_),
             budget=budget_bytes - graph.resident_bytes,
         )
+
+    def _view_rows(
+        self, outputs: Sequence[Sequence[int]], output_groups: Sequence[Sequence[int]]
+    ) -> tuple[list[list[int]], Ints]:
+        """Return rows of views on the same tensors, as many as a mask has bits for, and the row of each group."""
+        rows: list[list[int]] = []
+        row_of: dict[int, int] = {}
+        group_views: list[int] = []
+        for tensors, groups in zip(outputs, output_groups, strict=True):
+            for group in range(max(groups, default=-1) + 1):
+                members = [t for t, other in zip(tensors, groups, strict=True) if other == group]
+                row = next((row_of[t] for t in members if t in row_of), len(rows))
+                if row == len(rows):
+                    rows.append([])
+                row_of.update(dict.fromkeys(members, row))
+                group_views.append(row)
+        for i, folded in enumerate(self.folded):
+            base = self.root[self.graph.index.outputs[i][0]] if folded else -1
+            if base >= 0 and len(rows[row_of[base]]) < MOST_VIEWS:
+                rows[row_of[base]].append(i)
+        return rows, np.array(group_views, dtype=np.int64)
+
+    def _masks(self, tensors: Iterable[int], bits: Mapping[int, int]) -> dict[int, int]:
+        """Return the mask of the views that some tensors are, for each of their bases."""
+        masks: dict[int, int] = {}
+        for t in tensors:
+            masks.setdefault(self.root[t], 0)
+            for view in self.views[t]:
+                masks[self.root[t]] |= bits.get(view, 0)
+        return masks
 
     def _needed_views(self) -> list[list[int]]:
         """Return, per operation, the views that its inputs are (for a view, all up to itself); last, the results'."""

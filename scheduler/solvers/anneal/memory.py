@@ -130,14 +130,41 @@ def end_of(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     return last_read(m, s, tensor, slot, following)
 
 
+@inlined_kernel
+def _need_views(m, s, slot, group, views):  # type: ignore[no-untyped-def]
+    """Set the views on an instance that its readers need, and update the cost."""
+    row = m.group_views[m.group_start[s.run[slot]] + group]
+    changed, k = s.viewed[slot, group] ^ views, m.view_start[row]
+    while changed:
+        if changed & 1:
+            s.levels[COST] += m.view_times[k] if views & 1 else -m.view_times[k]
+        changed, views, k = changed >> 1, views >> 1, k + 1
+
+
 @inner_kernel
 def _refresh_instance(m, s, slot, group):  # type: ignore[no-untyped-def]
-    """Recompute an instance's end, and move its bytes."""
+    """Recompute an instance's end and its views, and move its bytes."""
     op = s.run[slot]
-    end = slot
+    end, views = slot, 0
     for e in range(m.output_start[op], m.output_start[op + 1]):
-        if m.output_group[e] == group:
-            end = max(end, end_of(m, s, m.outputs[e], slot))
+        if m.output_group[e] != group:
+            continue
+        tensor = m.outputs[e]
+        following = next_production(m, s, tensor, slot)
+        if following == s.run.shape[0] and m.is_result[tensor]:
+            end = following - 1
+            views |= m.result_views[tensor]
+        for r in range(m.reader_start[tensor], m.reader_start[tensor + 1]):
+            reader = m.readers[r]
+            k = s.times_run[reader] - 1
+            while k >= 0 and s.occurrences[reader, k] >= following:
+                k -= 1
+            if k >= 0 and s.occurrences[reader, k] > slot:
+                end = max(end, s.occurrences[reader, k])
+                views |= m.reader_views[r]
+    if views != s.viewed[slot, group]:
+        _need_views(m, s, slot, group, views)
+        s.viewed[slot, group] = views
     old = s.end[slot, group]
     size = m.group_bytes[m.group_start[op] + group]
     if end > old:
@@ -164,12 +191,17 @@ def insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
         if source >= 0 and s.end[source, group] < slot:
             _add(s.profile, s.end[source, group] + 1, slot + 1, m.group_bytes[m.group_start[s.run[source]] + group])
             s.end[source, group] = slot
+        if source >= 0 and m.input_views[e] & ~s.viewed[source, group]:
+            views = s.viewed[source, group] | m.input_views[e]
+            _need_views(m, s, source, group, views)
+            s.viewed[source, group] = views
     for e in range(m.output_start[op], m.output_start[op + 1]):
         source, group = serving(m, s, m.outputs[e], slot)
         if source >= 0:
             _refresh_instance(m, s, source, group)
     for group in range(m.group_start[op + 1] - m.group_start[op]):
-        s.end[slot, group] = slot - 1
+        s.end[slot, group] = slot - (not m.late[m.group_start[op] + group])
+        s.viewed[slot, group] = 0
         _refresh_instance(m, s, slot, group)
     s.levels[COST] += m.time[op]
     if fixed:
@@ -191,12 +223,14 @@ def remove(m, s, slot):  # type: ignore[no-untyped-def]
         s.occurrences[op, later] = s.occurrences[op, later + 1]
     s.times_run[op] -= 1
     for group in range(m.group_start[op + 1] - m.group_start[op]):
-        _add(s.profile, slot, s.end[slot, group] + 1, -m.group_bytes[m.group_start[op] + group])
+        place = m.group_start[op] + group
+        _add(s.profile, slot + m.late[place], s.end[slot, group] + 1, -m.group_bytes[place])
+        _need_views(m, s, slot, group, 0)
     _add(s.profile, slot, slot + 1, -HIDDEN - m.workspace[op])
     s.run[slot] = -1
     for e in range(m.input_start[op], m.input_start[op + 1]):
         source, group = serving(m, s, m.inputs[e], slot)
-        if source >= 0 and s.end[source, group] == slot:
+        if source >= 0 and (s.end[source, group] == slot or m.input_views[e]):
             _refresh_instance(m, s, source, group)
     for e in range(m.output_start[op], m.output_start[op + 1]):
         source, group = serving(m, s, m.outputs[e], slot)

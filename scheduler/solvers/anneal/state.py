@@ -45,7 +45,12 @@ class Model(NamedTuple):
     Row i is `start[i]:start[i + 1]`. Inputs, outputs and groups are per operation, producers
     and readers per tensor, members per task. `output_group` and `producer_group` are the
     group of an output among those of its operation. `recompute` is the operation that
-    recomputes a tensor, -1 for none. `budget` has one entry: bytes without the resident ones.
+    recomputes a tensor, -1 for none. `budget` has one entry: bytes without the resident ones. A group
+    on the storage of an input is `late`: its bytes count from the next slot on.
+
+    A set of folded views is a bit mask over a row of `view_times`: `group_views` is the row of the views on a
+    group. `input_views` and `reader_views` are the views that an operation needs of an input, `result_views` those
+    that the results are.
     """
 
     input_start: Ints
@@ -55,11 +60,18 @@ class Model(NamedTuple):
     output_group: Ints
     group_start: Ints
     group_bytes: Ints
+    late: Flags
     producer_start: Ints
     producers: Ints
     producer_group: Ints
     reader_start: Ints
     readers: Ints
+    group_views: Ints
+    view_start: Ints
+    view_times: Floats
+    input_views: Ints
+    reader_views: Ints
+    result_views: Ints
     task_start: Ints
     task_members: Ints
     task: Ints
@@ -91,15 +103,17 @@ class State(NamedTuple):
 
     Per slot: `fixed` marks the runs that are never dropped: the first one of each task, by the
     task's leading operation, and of each required operation; all others are `loose`. `end` is
-    the last slot of each instance that the run produces. Per operation: the first `times_run` entries of
-    `occurrences` are its slots, ascending; `fixed_slot` is the slot of its fixed run; `lead` is
-    the leading operation of its task. `log` lists the changes of the last move, `links` is
-    scratch space of a move, `kept_run` is the best sequence that fits.
+    the last slot of each instance that the run produces, `viewed` the views that its readers
+    need. Per operation: the first `times_run` entries of `occurrences` are its slots, ascending;
+    `fixed_slot` is the slot of its fixed run; `lead` is the leading operation of its task. `log`
+    lists the changes of the last move, `links` is scratch space of a move, `kept_run` is the best
+    sequence that fits.
     """
 
     run: Ints
     fixed: Flags
     end: Ints
+    viewed: Ints
     occurrences: Ints
     times_run: Ints
     fixed_slot: Ints
@@ -130,6 +144,7 @@ def new_state(model: Model, slots: int, most: int, random: npt.NDArray[np.uint64
         run=zeros(slots),
         fixed=np.zeros(slots, dtype=np.bool_),
         end=zeros(slots, groups),
+        viewed=zeros(slots, groups),
         occurrences=zeros(operations, most),
         times_run=zeros(operations),
         fixed_slot=np.full(operations, 2**30, dtype=np.int64),

@@ -70,6 +70,7 @@ def test_every_state_is_valid_and_its_memory_is_at_least_that_of_the_simulator(d
     kept = memory_kept(walker)
     assert simulation.peak_bytes <= int(kept.max()) + budget
     assert walker.state.counts[AREA] == np.maximum(kept, 0).sum()
+    assert walker.state.levels[COST] == pytest.approx(simulation.time)
 
 
 @settings(max_examples=examples(150))
