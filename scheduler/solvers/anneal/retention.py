@@ -27,8 +27,9 @@ CHUNK_WORK = 3 * 10**6
 """Moves between two readings of the clock are about this over the number of operations."""
 COLD = 0.03
 """Temperature at the end of a round, in mean times of an operation."""
-FIRST_WEIGHT = 0.1
-"""Weight of memory over budget at the start of a round: a mean time of an operation for ten mean sizes of a tensor."""
+FIRST_WEIGHT, FIRST_WEIGHT_OF_FITTING = 0.1, 1.0
+"""Weight of memory over budget at the start of a round, in mean times of an operation per mean size of a tensor: with
+the first one, what fits at a tight budget is soon far over it and never fits again."""
 
 
 class RetentionWalker:
@@ -58,8 +59,9 @@ class RetentionWalker:
         self.moves = 0
         self.seconds = 0.0
 
-    def load(self, runs: Sequence[int]) -> None:
-        """Start from the decisions of these runs of the graph."""
+    def load(self, runs: Sequence[int], *, fit: bool = False) -> None:
+        """Start from the decisions of these runs of the graph, which may be known to fit."""
+        first_weight = FIRST_WEIGHT_OF_FITTING if fit else FIRST_WEIGHT
         sequence, fixed, _ = self.contraction.contract(runs)
         order = np.array([i for i, first in zip(sequence, fixed, strict=True) if first], dtype=np.int64)
         tensors, gaps = len(self.model.graph.producer), len(self.model.tensor)
@@ -82,7 +84,7 @@ class RetentionWalker:
             kept=decision.copy(),
             kept_order=order.copy(),
             counts=np.array([len(loose), 0, 0, 0, 0, 0], dtype=np.int64),
-            levels=np.array([FIRST_WEIGHT * self.unit_time / self.unit_bytes, math.inf]),
+            levels=np.array([first_weight * self.unit_time / self.unit_bytes, math.inf]),
             random=self.random,
         )
 

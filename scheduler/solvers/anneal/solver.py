@@ -380,7 +380,7 @@ class _Pair:
         begun, moves = walker.moves, max(1, int(min(min(cooling, MOST_RETENTION_MOVES) * length, most_moves)))
         while (left := moves - (walker.moves - begun)) > 0:
             if math.isfinite(time) or walker.moves == 0:
-                walker.load(runs)
+                walker.load(runs, fit=math.isfinite(time))
             hot = RETENTION_HOT[self.coolings % len(RETENTION_HOT)]
             self.coolings += 1
             free = self.may_shift and hot <= WARMEST_SHIFTS
