@@ -22,8 +22,9 @@ class Contraction:
 
     A reader of a folded view (`fold_views`) reads its base. The first run of a view stays in the
     sequence as a reader of the base without outputs; `expand` repeats the view before a reader
-    if the base has been recomputed. Other outputs on the storage of an input count as new
-    bytes, so memory here is at least that of the simulator.
+    if the base has been recomputed. Other outputs on the storage of an input count anew from the
+    next run on, twice as long as the input is read then; so memory here is at least that of the
+    simulator.
 
     Parameters
     ----------
@@ -63,7 +64,7 @@ class Contraction:
     def expand(self, sequence: Sequence[int]) -> list[int]:
         """Return the runs of a contracted sequence, views included."""
         index = self.graph.index
-        version = [0] * (len(self.graph.tensors) + 1)  # and one more, which stays: -1 is the root of resident tensors
+        version = [0] * len(self.graph.tensors)
         viewed: dict[int, int] = {}
         runs: list[int] = []
 
@@ -206,9 +207,10 @@ class Contraction:
                 row_of.update(dict.fromkeys(members, row))
                 group_views.append(row)
         for i, folded in enumerate(self.folded):
-            base = self.root[self.graph.index.outputs[i][0]] if folded else -1
-            if base >= 0 and len(rows[row_of[base]]) < MOST_VIEWS:
-                rows[row_of[base]].append(i)
+            if folded:
+                row = row_of[self.root[self.graph.index.outputs[i][0]]]
+                if len(rows[row]) < MOST_VIEWS:
+                    rows[row].append(i)
         return rows, np.array(group_views, dtype=np.int64)
 
     def _masks(self, tensors: Iterable[int], bits: Mapping[int, int]) -> dict[int, int]:

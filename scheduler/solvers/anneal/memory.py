@@ -69,17 +69,22 @@ def _add(p, first, stop, amount):  # type: ignore[no-untyped-def]
 
 
 @inlined_kernel
+def _last_run(s, op, before):  # type: ignore[no-untyped-def]
+    """Return the last slot before this one that runs an operation; -1 for none."""
+    k = s.times_run[op] - 1
+    while k >= 0 and s.occurrences[op, k] >= before:
+        k -= 1
+    return s.occurrences[op, k] if k >= 0 else -1
+
+
+@inlined_kernel
 def serving(m, s, tensor, slot):  # type: ignore[no-untyped-def]
     """Return the last slot before this one that produces a tensor, and its group there; -1 for none."""
     best, group = -1, 0
     for e in range(m.producer_start[tensor], m.producer_start[tensor + 1]):
-        op = m.producers[e]
-        k = s.times_run[op] - 1
-        while k >= 0 and s.occurrences[op, k] >= slot:
-            k -= 1
-        if k >= 0 and s.occurrences[op, k] > best:
-            best = s.occurrences[op, k]
-            group = m.producer_group[e]
+        last = _last_run(s, m.producers[e], slot)
+        if last > best:
+            best, group = last, m.producer_group[e]
     return best, group
 
 
@@ -88,12 +93,7 @@ def last_read(m, s, tensor, after, before):  # type: ignore[no-untyped-def]
     """Return the last slot strictly between two slots that reads a tensor, or the first of the two."""
     best = after
     for e in range(m.reader_start[tensor], m.reader_start[tensor + 1]):
-        op = m.readers[e]
-        for k in range(s.times_run[op] - 1, -1, -1):
-            slot = s.occurrences[op, k]
-            if slot < before:
-                best = max(best, slot)
-                break
+        best = max(best, _last_run(s, m.readers[e], before))
     return best
 
 
@@ -135,6 +135,7 @@ def _need_views(m, s, slot, group, views):  # type: ignore[no-untyped-def]
     """Set the views on an instance that its readers need, and update the cost."""
     row = m.group_views[m.group_start[s.run[slot]] + group]
     changed, k = s.viewed[slot, group] ^ views, m.view_start[row]
+    s.viewed[slot, group] = views
     while changed:
         if changed & 1:
             s.levels[COST] += m.view_times[k] if views & 1 else -m.view_times[k]
@@ -155,16 +156,11 @@ def _refresh_instance(m, s, slot, group):  # type: ignore[no-untyped-def]
             end = following - 1
             views |= m.result_views[tensor]
         for r in range(m.reader_start[tensor], m.reader_start[tensor + 1]):
-            reader = m.readers[r]
-            k = s.times_run[reader] - 1
-            while k >= 0 and s.occurrences[reader, k] >= following:
-                k -= 1
-            if k >= 0 and s.occurrences[reader, k] > slot:
-                end = max(end, s.occurrences[reader, k])
+            last = _last_run(s, m.readers[r], following)
+            if last > slot:
+                end = max(end, last)
                 views |= m.reader_views[r]
-    if views != s.viewed[slot, group]:
-        _need_views(m, s, slot, group, views)
-        s.viewed[slot, group] = views
+    _need_views(m, s, slot, group, views)
     old = s.end[slot, group]
     size = m.group_bytes[m.group_start[op] + group]
     if end > old:
@@ -191,17 +187,14 @@ def insert(m, s, op, slot, fixed):  # type: ignore[no-untyped-def]
         if source >= 0 and s.end[source, group] < slot:
             _add(s.profile, s.end[source, group] + 1, slot + 1, m.group_bytes[m.group_start[s.run[source]] + group])
             s.end[source, group] = slot
-        if source >= 0 and m.input_views[e] & ~s.viewed[source, group]:
-            views = s.viewed[source, group] | m.input_views[e]
-            _need_views(m, s, source, group, views)
-            s.viewed[source, group] = views
+        if source >= 0:
+            _need_views(m, s, source, group, s.viewed[source, group] | m.input_views[e])
     for e in range(m.output_start[op], m.output_start[op + 1]):
         source, group = serving(m, s, m.outputs[e], slot)
         if source >= 0:
             _refresh_instance(m, s, source, group)
     for group in range(m.group_start[op + 1] - m.group_start[op]):
         s.end[slot, group] = slot - (not m.late[m.group_start[op] + group])
-        s.viewed[slot, group] = 0
         _refresh_instance(m, s, slot, group)
     s.levels[COST] += m.time[op]
     if fixed:
@@ -248,6 +241,7 @@ def remove(m, s, slot):  # type: ignore[no-untyped-def]
 def load(m, s, ops, fixed, slots):  # type: ignore[no-untyped-def]
     """Fill the slots with a sequence of runs."""
     s.run[:] = -1
+    s.viewed[:] = 0
     s.times_run[:] = 0
     s.counts[LOOSE] = 0
     s.counts[LOG] = 0
