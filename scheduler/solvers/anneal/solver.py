@@ -347,14 +347,18 @@ class _Pair:
     def anneal_exceeding(
         self, runs: Sequence[int], length: float, most_moves: float, deadline: Deadline
     ) -> tuple[int, list[Schedule]]:
-        """Anneal the retention decisions of runs that do not fit, and then the runs themselves.
+        """Anneal the retention decisions of runs that do not fit, and then the runs that these lead to.
 
-        Return the number of moves and the fastest schedule that fits of each, if there is one.
+        Often the latter fit where the former end over budget. Return the number of moves and the
+        fastest schedule that fits of each, if there is one.
         """
         self.over_decisions.load(runs)
         self.coolings = 0  # the hottest one is next
         moves, found = self.anneal_decisions(runs, math.inf, length, most_moves, deadline)
         if moves < most_moves:
+            end = found[0] if found else self.over_decisions.last()
+            if end is not None:
+                runs = runs_of(self.over_runs.contraction.graph, end)
             further, others = self.anneal_runs(runs, HOT, length, most_moves - moves, deadline)
             moves, found = moves + further, found + others
         return moves, found

@@ -44,6 +44,20 @@ def test_what_it_finds_fits_and_takes_the_time_that_it_counts(data: st.DataObjec
         assert simulation.time == pytest.approx(walker.best_time)
 
 
+@settings(max_examples=examples(50))
+@given(graph=st.one_of(graphs(), joint_graphs()), budget=st.integers(0, 40), moves=st.integers(1, 300))
+def test_its_last_decisions_make_a_schedule_that_is_no_faster_than_its_best_if_it_fits(
+    graph: sc.Graph, budget: int, moves: int
+) -> None:
+    walker = walked(graph, budget, moves)
+    last = walker.last()
+    assert last is not None
+    assert follows_input_order(graph, last)
+    simulation = sc.simulate(graph, last)
+    if simulation.peak_bytes <= budget:
+        assert simulation.time >= walker.best_time * (1 - 1e-9)
+
+
 @pytest.mark.parametrize("budget", [20, 24, 28])
 def test_on_a_chain_of_six_it_finds_what_the_exhaustive_search_finds(budget: int) -> None:
     graph = uniform_chain(6)

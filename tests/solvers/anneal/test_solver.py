@@ -272,6 +272,23 @@ def test_runs_that_do_not_fit_are_annealed_over_their_decisions_and_by_themselve
     assert pair.over_decisions.moves + pair.over_runs.moves == moves
 
 
+@pytest.mark.parametrize(("budget", "do_decisions_fit"), [("60%", True), ("1%", False)])
+def test_runs_are_annealed_from_where_their_decisions_ended(
+    budget: str, do_decisions_fit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = conv_net(4)
+    problem = Problem(graph, parse_budget(budget, graph))
+    pair = _Pair(problem, Contraction(graph), 0)
+    begins: list[list[int]] = []
+    load = pair.over_runs.load
+    monkeypatch.setattr(pair.over_runs, "load", lambda runs, hot: (begins.append(list(runs)), load(runs, hot)))
+    _, found = pair.anneal_exceeding(runs_of(graph, problem.save_everything), 1.0, math.inf, NEVER)
+    assert math.isfinite(pair.over_decisions.best_time) == do_decisions_fit
+    end = found[0] if do_decisions_fit else pair.over_decisions.last()
+    assert end is not None
+    assert begins == [list(runs_of(graph, end))] != [list(runs_of(graph, problem.save_everything))]
+
+
 def test_the_moves_of_both_are_limited_together() -> None:
     graph = conv_net(4)
     problem = Problem(graph, parse_budget("60%", graph))
