@@ -112,21 +112,17 @@ class RetentionWalker:
         """
         if math.isinf(self.best_time):
             raise ValueError("no schedule fits: call best() only if best_time is finite")
-        best = self._schedule(self.state.kept, self.state.kept_order)
-        assert best is not None
-        return best
+        return self._schedule(self.state.kept, self.state.kept_order)
 
-    def last(self) -> Schedule | None:
-        """Return what the present decisions lead to, whether it fits or not; None if these are too many runs."""
+    def last(self) -> Schedule:
+        """Return what the decisions lead to after the last move, whether it fits or not."""
         return self._schedule(self.state.decision, self.model.graph.order)
 
-    def _schedule(self, decision: npt.NDArray[np.int8], order: Ints) -> Schedule | None:
+    def _schedule(self, decision: npt.NDArray[np.int8], order: Ints) -> Schedule:
         graph = self.model.graph._replace(order=order)
         tensors = len(graph.producer)
         most_runs = MOST_RUNS_RATIO * len(graph.order) + 1000
         runs, _, count = decode_decisions(graph, decision[tensors:], decision[:tensors], most_runs)
-        if count < 0:
-            return None
         return schedule_from_runs(self.contraction.graph, self.contraction.expand(runs[:count].tolist()))
 
     def _decisions(self, sequence: Sequence[int], fixed: Sequence[bool], step_of: Ints) -> npt.NDArray[np.int8]:

@@ -355,10 +355,9 @@ class _Pair:
         self.over_decisions.load(runs)
         self.coolings = 0  # the hottest one is next
         moves, found = self.anneal_decisions(runs, math.inf, length, most_moves, deadline)
-        if moves < most_moves:
+        if 0 < moves < most_moves:
             end = found[0] if found else self.over_decisions.last()
-            if end is not None:
-                runs = runs_of(self.over_runs.contraction.graph, end)
+            runs = runs_of(self.over_runs.contraction.graph, end)
             further, others = self.anneal_runs(runs, HOT, length, most_moves - moves, deadline)
             moves, found = moves + further, found + others
         return moves, found
@@ -366,9 +365,11 @@ class _Pair:
     def anneal_decisions(
         self, runs: Sequence[int], time: float, length: float, most_moves: float, deadline: Deadline
     ) -> tuple[int, list[Schedule]]:
-        """Do the same over the retention decisions of the runs, in several coolings, each from the best so far.
+        """Anneal the retention decisions of runs, in several coolings, each from the best so far.
 
-        While nothing fits, each goes on from where the last one ended: memory over budget then weighs more and more.
+        Return the number of moves and the fastest schedule that fits, if there is one. While
+        nothing fits, each cooling goes on from where the last one ended: memory over budget then
+        weighs more and more.
 
         Parameters
         ----------

@@ -51,7 +51,6 @@ def test_its_last_decisions_make_a_schedule_that_is_no_faster_than_its_best_if_i
 ) -> None:
     walker = walked(graph, budget, moves)
     last = walker.last()
-    assert last is not None
     assert follows_input_order(graph, last)
     simulation = sc.simulate(graph, last)
     if simulation.peak_bytes <= budget:

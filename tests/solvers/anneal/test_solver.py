@@ -285,8 +285,15 @@ def test_runs_are_annealed_from_where_their_decisions_ended(
     _, found = pair.anneal_exceeding(runs_of(graph, problem.save_everything), 1.0, math.inf, NEVER)
     assert math.isfinite(pair.over_decisions.best_time) == do_decisions_fit
     end = found[0] if do_decisions_fit else pair.over_decisions.last()
-    assert end is not None
     assert begins == [list(runs_of(graph, end))] != [list(runs_of(graph, problem.save_everything))]
+
+
+def test_runs_whose_decisions_could_not_be_annealed_in_time_are_left_alone() -> None:
+    graph = conv_net(4)
+    problem = Problem(graph, parse_budget("60%", graph))
+    pair, stopped = _Pair(problem, Contraction(graph), 0), Deadline(1e6)
+    stopped.stop()
+    assert pair.anneal_exceeding(runs_of(graph, problem.save_everything), 1.0, math.inf, stopped) == (0, [])
 
 
 def test_the_moves_of_both_are_limited_together() -> None:
