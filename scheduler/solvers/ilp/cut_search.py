@@ -176,8 +176,8 @@ class CutSearch:
             self.is_relaxed, self._has_new = False, True
         return schedule
 
-    def count(self, deadline: Deadline, slack: float = 0.0) -> Schedule | None:
-        """Raise the bound by programs in which it is an integer how often some operations run again.
+    def count(self, deadline: Deadline, slack: float = 0.0, enough: float = math.inf) -> Schedule | None:
+        """Raise the bound, until it exceeds `enough`, by programs that count how often some operations run again.
 
         They have the cuts with the highest prices, and at the first of these, large tensors are kept or not. Each
         counts further operations: those of which the last point repeats a part, the costliest parts first. Return the
@@ -189,7 +189,7 @@ class CutSearch:
         whole = priced[:1] if self.precedence.tasks <= MOST_TASKS_COUNTED_WHOLE else []
         program, schedule = self._last.program, None
         self.may_count = self.may_count and bool(cuts)
-        while self.may_count and not deadline.passed:
+        while self.may_count and self.bound <= enough and not deadline.passed:
             found = [i for i in program.counted_in_part() if i not in self._counted]
             if not found:
                 self.may_count = False

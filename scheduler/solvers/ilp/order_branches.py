@@ -31,11 +31,14 @@ BRANCHING_SHARE = 0.5
 LEAST_GAP = 0.01
 """Pairs are looked for, and operations counted, while the fastest known schedule exceeds the bound by more than this
 share: otherwise programs prove it sooner."""
-MOST_BRANCHES = 4
-"""Each branch needs programs of its own."""
+MOST_BRANCHES, MOST_OF_LARGE = 4, 2
+"""Each branch needs programs of its own; those of large steps take long."""
 LEAST_GAIN = 2e-4
 """By this share of the time of the plain step, the order of a pair must raise the bounds of both branches: the lowest
 one is that of the step."""
+LEAST_PART = 0.04
+"""In a large step, by this part of what the bound adds to the time of the plain step: further moments of the whole step
+raise it as much in the time that a second branch takes."""
 LEAST_MOVED = 0.3
 """A task has moved if the part of it that has run before a cut differs by this from what the input order says."""
 LEAST_BYTES = 0.005
@@ -96,6 +99,7 @@ class OrderBranches:
         known = (simulate(problem.graph, start) for start in problem.starts)
         fitting = (simulation.time for simulation in known if simulation.peak_bytes <= problem.budget_bytes)
         self.known = min(fitting, default=math.inf)
+        self._has_counted = False
         self._branches = [_Branch((), CutSearch(problem, self.precedence, reduction))]
 
     @property
@@ -123,11 +127,13 @@ class OrderBranches:
                 lowest.search.relax(deadline)
             else:
                 lowest.search.refine(deadline, MOST_PRICED)
-        self._branch(deadline.within(BRANCHING_SHARE * deadline.remaining))
+        if not self._has_counted:  # then its bound is better than those of the relaxations that compare pairs
+            self._branch(deadline.within(BRANCHING_SHARE * deadline.remaining))
         self._refine(deadline.within(REFINED_SHARE * deadline.remaining))
         search = self._lowest.search
         if self._counts and search.is_priced:
-            return search.count(deadline, slack)
+            self._has_counted = True
+            return search.count(deadline, slack, enough=self._second_bound)
         return search.raise_bound(deadline, slack)
 
     @property
@@ -145,11 +151,17 @@ class OrderBranches:
         return relative_gap(self.known, self.bound) > LEAST_GAP
 
     @property
+    def _second_bound(self) -> float:
+        """The bound of the branch that is the lowest once the lowest one is raised; inf if there is no other."""
+        return min((branch.search.bound for branch in self._branches if branch is not self._lowest), default=math.inf)
+
+    @property
     def _lowest(self) -> _Branch:
         return min(self._branches, key=lambda branch: branch.search.bound)
 
     def _branch(self, deadline: Deadline) -> None:
-        while not deadline.passed and len(self._branches) < MOST_BRANCHES:
+        most = MOST_BRANCHES if self._lowest.search.is_small else MOST_OF_LARGE
+        while not deadline.passed and len(self._branches) < most:
             if not self._is_far:
                 break
             lowest = self._lowest
@@ -174,20 +186,26 @@ class OrderBranches:
             priced = [cut, *search.binding()[:MOST_PRICED]]
             probe = CutSearch(self.problem, search.precedence, self.reduction)
             program = probe.relax_at(priced, deadline)
-            # In a large step the branch has a better relaxation, with more moments, which both get later.
-            known = search.bound if search.is_small else probe.relaxed
+            least = self._least_bound(search, probe.relaxed)
             for task in self._moved(program, cut):
                 found: list[_Branch] = []
                 for pair in ((cut, task), (task, cut)):
                     found.append(self._with_pair(branch, pair, [*priced, task], deadline))
                     if deadline.passed:
                         return []
-                    if found[-1].search.relaxed < known + self._least:
+                    if found[-1].search.relaxed < least:
                         break
                 else:
                     return found
             branch.settled.add(cut)
         return []
+
+    def _least_bound(self, search: CutSearch, relaxed: float) -> float:
+        """Return the least bound of branches that pay, given a relaxation with the moments of theirs."""
+        if search.is_small:
+            return search.bound + self._least
+        known = max(search.bound, relaxed)
+        return known + max(self._least, LEAST_PART * (known - self.problem.least_time))
 
     def _unsettled(self, branch: _Branch) -> list[int]:
         """Return the cuts of the input order whose order relative to other tasks may be worth two branches."""

@@ -81,6 +81,18 @@ def test_programs_that_count_raise_the_bound_of_the_relaxation(monkeypatch: pyte
     assert found.relaxed < found.bound <= sc.solve(graph, budget, time_limit=20).time
 
 
+def test_it_counts_until_the_bound_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    graph = conv_net(6)
+    found = search(graph, parse_budget("60%", graph), reorder=True)
+    found.relax(Deadline(20))
+    found.count(Deadline(20), enough=found.relaxed)
+    assert found.relaxed < found.bound
+    assert found.may_count
+    found.count(Deadline(20))
+    assert not found.may_count
+
+
 def test_whole_tensors_at_the_dearest_moment_raise_the_bound_of_programs_that_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

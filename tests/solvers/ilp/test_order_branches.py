@@ -53,6 +53,20 @@ def test_without_branches_no_cut_bounds_a_step_with_two_of_them() -> None:
     assert search.bound == 12.0
 
 
+@pytest.mark.parametrize(("least_part", "branches"), [(0.04, True), (10.0, False)])
+def test_a_large_step_branches_only_where_that_adds_much_to_its_bound(
+    monkeypatch: pytest.MonkeyPatch, least_part: float, branches: bool
+) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    monkeypatch.setattr(order_branches, "LEAST_PART", least_part)
+    search = branches_of(step_with_two_branches(), 10)  # nothing fits in so few bytes, so any bound holds
+    while not search.is_exhausted:
+        search.raise_bound(Deadline(20))
+    # Programs for any order compute one input of 5 s again; those of branches know which one, and bound better.
+    assert (search.bound > 12.0 + 5.0) == branches
+    assert search.bound >= 12.0 + 5.0
+
+
 @pytest.mark.parametrize("is_far", [False, True])
 def test_operations_are_counted_in_large_steps_far_from_the_bound(
     monkeypatch: pytest.MonkeyPatch, is_far: bool
