@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -87,6 +88,24 @@ def test_operations_are_counted_in_large_steps_far_from_the_bound(
     monkeypatch.setattr(CutRelaxation, "solve", noted)
     search.raise_bound(Deadline(20))
     assert bool(counted) == is_far
+
+
+def test_operations_are_counted_in_the_lower_branch_until_the_other_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    search = branches_of(step_with_two_branches(), 10)
+    counts: list[tuple[float, float]] = []
+
+    def noted(self: CutSearch, deadline: Deadline, slack: float = 0.0, enough: float = math.inf) -> None:
+        counts.append((self.bound, enough))
+        self.bound = enough + 1.0
+
+    monkeypatch.setattr(CutSearch, "count", noted)
+    for _ in range(4):
+        search.raise_bound(Deadline(20))
+    (first, second), *others = counts
+    assert first <= second
+    # Each is raised past the other one, in turn.
+    assert others == [(second + turn, second + turn + 1.0) for turn in range(3)]
 
 
 def test_no_pair_is_looked_for_while_a_known_schedule_is_near_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
