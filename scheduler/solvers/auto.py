@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import TIMEOUT_MAX
+from itertools import chain
+from threading import TIMEOUT_MAX, Timer
 
 from scheduler.errors import UnsuitableProblemError
 from scheduler.graph import Graph
@@ -156,9 +157,8 @@ class _Policy:
         The deadline of everything but the last search.
     answers : list of Schedule
         What solvers have answered, for those that search from several known schedules.
-    exceeding : tuple of Schedule
-        The last points of `ilp` that do not fit, for the same purpose; in a large graph, what `hierarchical` has found
-        until there are any.
+    exceeding : dict of function to tuple of Schedule
+        What `ilp`, and in a large graph `hierarchical`, has found last that does not fit, for the same purpose.
     solves_neighborhoods : bool
         Whether the last search includes integer programs over neighborhoods of the best schedule.
     ended : bool
@@ -175,7 +175,7 @@ class _Policy:
             orders["late order"] = self.late.graph
         self.best = Incumbent(problem, orders)
         self.answers: list[Schedule] = []
-        self.exceeding: tuple[Schedule, ...] = ()
+        self.exceeding: dict[Propose, tuple[Schedule, ...]] = {}
         self.deadline = deadline
         self.solves_neighborhoods = deadline.remaining >= settings.neighborhoods_seconds and neighborhoods.suits(
             problem.graph
@@ -227,29 +227,46 @@ class _Policy:
             self.first_round = self._share_of(self.deadline, self.settings.first_round_share)
 
     def solve_deep_network(self) -> None:
-        """Run `hierarchical` on a large graph, and end if it proves its answer."""
-        if self._is_deep:
+        """Run `hierarchical` on a large graph, and end if it proves its answer.
+
+        If that takes long, walks and `ilp` run at the same time, unless the graph is too large for these.
+        """
+        if not self._is_deep:
+            return
+        only = len(self.problem.graph.operations) >= self.settings.hierarchical_only_operations
+        beside = Timer(TIMEOUT_MAX if only else self._alone_seconds, self._begin_proof, [self._search_quickly])
+        beside.start()
+        try:
             self._ask("hierarchical", self.first_round)
-            operations = len(self.problem.graph.operations)
-            enough = self.best.is_optimal or operations >= self.settings.hierarchical_only_operations
-            self.ended = self.best.schedule is not None and enough
+        finally:
+            beside.cancel()
+            beside.join()
+        self.ended = self.best.schedule is not None and (self.best.is_optimal or only)
 
     def try_quick_solvers(self) -> None:
         """Run the quick solvers, and walks that evict when memory is short, unless `hierarchical` has done better.
 
         In a large graph they take seconds, and two of them run at the same time.
         """
-        if self._is_deep and self.best.gap <= self.settings.quick_gap:
-            return
+        if self._proof is None and not (self._is_deep and self.best.gap <= self.settings.quick_gap):
+            run = self.pool.map if self._is_deep else map
+            list(run(_call, self._quick_searches))
+
+    def _search_quickly(self) -> None:
+        """Do the same beside `hierarchical`, the last ones first, until a schedule fits."""
+        for search in reversed(self._quick_searches):
+            if self.best.schedule is None:
+                search()
+
+    @property
+    def _quick_searches(self) -> Sequence[Callable[[], None]]:
         settings = self.settings
-        searches = [partial(self._ask, name, self.first_round, settings.quick_share) for name in settings.quick_solvers]
-        searches += [partial(self._walk_in_time, graph) for graph in self._orders]
-        run = self.pool.map if self._is_deep else map
-        list(run(_call, searches))
+        solvers = (partial(self._ask, name, self.first_round, settings.quick_share) for name in settings.quick_solvers)
+        return [*solvers, *(partial(self._walk_in_time, graph) for graph in self._orders)]
 
     def find_smallest_peak(self) -> None:
         """Look for the smallest peak if no schedule fits so far."""
-        if self.best.schedule is None and not self.best.is_final:
+        if self._proof is None and self.best.schedule is None and not self.best.is_final:
             limit = self._share_of(self.first_round, self.settings.smallest_peak_share)
             self.best.offer(smallest_peak(self.problem, limit)[1])
 
@@ -260,11 +277,10 @@ class _Policy:
         """
         settings, limit, pool = self.settings, self.first_round, self.pool
         operations = len(self.problem.graph.operations)
-        goes_on = self.solves_neighborhoods and operations >= settings.long_proof_operations
-        self._proof_limit = self._share_of(self.deadline, settings.first_round_share) if goes_on else limit
-        self._proof = pool.submit(self._consult, ilp.propose, self._proof_limit)
-        alone = min(settings.ilp_alone_seconds, settings.ilp_alone_share * limit.remaining)
-        wait([self._proof], timeout=0.0 if self._is_deep else alone)
+        if self._proof is None:
+            self._begin_proof()
+        assert self._proof is not None
+        wait([self._proof], timeout=0.0 if self._is_deep else self._alone_seconds)
         if not self._proof.done():
             deep = settings.hierarchical_operations <= operations < settings.hierarchical_first_operations
             if self.problem.chain is None and deep:
@@ -277,8 +293,20 @@ class _Policy:
             limit.stop()
             walk.result()
         is_close = self._possible_gain <= settings.long_proof_gap
-        if is_close or self._proof.done() or not goes_on:
+        if is_close or self._proof.done() or not self._proof_goes_on:
             self.stop_proof()
+
+    def _begin_proof(self, first: Callable[[], None] | None = None) -> None:
+        """Run `ilp`, and before it another search, at the same time as what follows."""
+        if self._proof_goes_on:
+            self._proof_limit = self._share_of(self.deadline, self.settings.first_round_share)
+
+        def prove() -> None:
+            if first is not None:
+                first()
+            self._consult(ilp.propose, self._proof_limit)
+
+        self._proof = self.pool.submit(prove)
 
     def stop_proof(self) -> None:
         """Stop `ilp` if it goes on."""
@@ -323,6 +351,17 @@ class _Policy:
         """
         late, given = self.late.graph, self.problem.graph
         return (late,) if late is given else (late, given)
+
+    @property
+    def _alone_seconds(self) -> float:
+        """How long `ilp`, or in a large graph `hierarchical`, runs alone; each usually needs no more."""
+        return min(self.settings.ilp_alone_seconds, self.settings.ilp_alone_share * self.first_round.remaining)
+
+    @property
+    def _proof_goes_on(self) -> bool:
+        """Whether `ilp` may go on in the last search."""
+        operations = len(self.problem.graph.operations)
+        return self.solves_neighborhoods and operations >= self.settings.long_proof_operations
 
     @property
     def _is_deep(self) -> bool:
@@ -378,7 +417,8 @@ class _Policy:
         if best.is_final or deadline.passed:
             return
         known = tuple(schedule for schedule in (best.schedule or best.smallest,) if schedule is not None)
-        problem = replace(self.late, starts=(*known, *self.answers, *self.problem.starts, *self.exceeding))
+        exceeding = chain.from_iterable(self.exceeding.values())
+        problem = replace(self.late, starts=(*known, *self.answers, *self.problem.starts, *exceeding))
         try:
             update = partial(self._update, propose=propose, deadline=deadline)
             limit = deadline.within(share * deadline.remaining, update)
@@ -398,8 +438,8 @@ class _Policy:
         if proposal.search_space == "input order" and self.late is not self.problem:
             proposal = replace(proposal, search_space="late order")  # the input order of what solvers get
         self.best.update(proposal)
-        if propose is ilp.propose or (self._is_deep and not self.exceeding):
-            self.exceeding = proposal.exceeding or self.exceeding
+        if proposal.exceeding and (propose is ilp.propose or self._is_deep):
+            self.exceeding[propose] = proposal.exceeding
         self.deadline.report(self.best.proposal())
         if self.best.is_final:
             deadline.stop()

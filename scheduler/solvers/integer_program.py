@@ -73,7 +73,7 @@ class Relaxed:
 ROWS_PER_SECOND = 20_000
 """Rough speed of the presolve of HiGHS, which cannot be interrupted."""
 TOLERANCE = 1e-6
-ONLY_BOUND = {
+ONLY_BOUND: dict[str, object] = {
     "mip_heuristic_effort": 0.0,
     "mip_heuristic_run_rens": False,
     "mip_heuristic_run_rins": False,
@@ -138,11 +138,13 @@ class IntegerProgram:
         target: float = -math.inf,
         most_nodes: float = math.inf,
         only_bound: bool = False,
+        presolve: bool = True,
     ) -> MilpResult:
         """Solve by the deadline with HiGHS, or with CBC if HiGHS is missing or fails; if both do, nothing is known.
 
         The search ends when the objective exceeds the bound by at most `absolute_gap`, or with HiGHS is at most
-        `target` or has taken `most_nodes` nodes. With `only_bound`, HiGHS takes no time to find points early.
+        `target` or has taken `most_nodes` nodes. With `only_bound`, HiGHS takes no time to find points early. Without
+        `presolve`, it begins with the relaxation at once, which pays where this is nearly integral.
         """
         if not self._is_complete:
             return MilpResult(False, False, -math.inf, math.inf)
@@ -151,7 +153,9 @@ class IntegerProgram:
             return self._constant()
         if not deadline.passed and pulp.HiGHS(msg=False).available():
             with suppress(Exception):  # of any kind: it must not cost the answers of other solvers
-                options = ONLY_BOUND if only_bound else {}
+                has_time = deadline.remaining * ROWS_PER_SECOND > len(self._rows)
+                options: dict[str, object] = {"presolve": "choose" if presolve and has_time else "off"}
+                options |= ONLY_BOUND if only_bound else {}
                 return self._minimize_highs(deadline, absolute_gap, target, most_nodes, options)
         if not deadline.passed:
             with suppress(Exception):  # no CBC, or one that died
@@ -244,7 +248,6 @@ class IntegerProgram:
             objective_target=target,
             threads=1,
             mip_allow_restart=False,
-            presolve="choose" if deadline.remaining * ROWS_PER_SECOND > len(self._rows) else "off",
             callbackTuple=(stop_early, None),
             callbacksToActivate=[kinds.kCallbackMipInterrupt, kinds.kCallbackSimplexInterrupt],
             **options,

@@ -27,7 +27,9 @@ MODE_LIMITS = 24
 """Number of steps from keeping nothing to keeping everything in a block; each step looks for one mode."""
 MOST_EXCEEDING = 2
 """Number of schedules that do not fit and from which other solvers may go on."""
-_LONG_BLOCKS_SHARE = 0.75
+LONG_BLOCK = 500
+"""From so many operations on, a block is long: an integer program for it may take seconds."""
+_LONG_BLOCKS_SHARE = 0.6
 """Share of the time that is used where a block is long; if that finds nothing, other solvers do more with the rest."""
 _BLOCKS_SHARE = 0.4
 """Share of the time that segments leave for blocks, where one of them is long."""
@@ -129,7 +131,7 @@ class _Search:
 
         Where a block is long, segments come first: they take less time than blocks of a thousand operations.
         """
-        has_long_block = any(TimeSegments.suits(part.graph) for part in self.parts)
+        has_long_block = any(len(part.graph.operations) >= LONG_BLOCK for part in self.parts)
         if has_long_block:
             self.deadline = self.deadline.within(_LONG_BLOCKS_SHARE * self.deadline.remaining)
         if self.is_long or has_long_block:

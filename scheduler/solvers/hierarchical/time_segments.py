@@ -12,6 +12,7 @@ between the two loops of a bidirectional network, a second cut says what may be 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -30,8 +31,11 @@ from scheduler.solvers.ilp.views import fold_views
 
 LEAST_OPERATIONS = 1_000
 """Fewest operations for which time is divided into segments."""
-SEGMENTS, LEAST_SEGMENTS = 16, 4
-"""Number of segments at first, and at last: half as many are tried wherever nothing fits with their tensors kept."""
+SEGMENTS, LEAST_SEGMENTS = (16, 24, 32), 4
+"""Numbers of segments that are tried: of more, each takes less to rebuild, but more is kept. Then, the fewest: half as
+many are tried wherever nothing fits with their tensors kept."""
+MUCH_NEARER = 0.75
+"""A further number is tried if the last one has lowered the excess over the budget to at most this part."""
 LEAST_COLLECTED = 3
 """Fewest segments from which an operation reads that is not recomputed: the sum of a residual connection reads from
 two."""
@@ -82,24 +86,40 @@ class TimeSegments:
 
     def run(self, deadline: Deadline, offer: Callable[[Schedule], int]) -> None:
         """Offer schedules, until one with kept tensors fits or time is up; then bound the time at all cuts."""
-        problem, segments = self.problem, SEGMENTS
-        once = collectors(problem.graph, segments)
-        fits = self._solve_for_bound(deadline, offer)
-        for _ in range(MOST_PROGRAMS):
-            if fits or deadline.passed or segments < LEAST_SEGMENTS:
+        budget = self.problem.budget_bytes
+        once = collectors(self.problem.graph, SEGMENTS[0])
+        if self._solve_for_bound(deadline, offer):
+            return
+        segments, schedule, least = SEGMENTS[0], None, math.inf
+        for number in SEGMENTS:
+            other = self._solve_divided(number, once, deadline)
+            peak = math.inf if other is None else offer(other)
+            if peak <= budget:
+                return
+            is_much = peak - budget < MUCH_NEARER * (least - budget)
+            if peak < least:
+                segments, schedule, least = number, other, peak
+            if not is_much:
                 break
-            program = self._program()
-            self._divide(program, separators(problem.graph, segments), once)
-            schedule = self._decode(self._solve(program, deadline, _SLACK))
+        for _ in range(MOST_PROGRAMS):
+            if deadline.passed or segments < LEAST_SEGMENTS:
+                break
             if schedule is None:
                 once, segments = frozenset(), segments if once else segments // 2
-                continue
-            fits = offer(schedule) <= problem.budget_bytes
-            if not fits:
+            else:
                 self._tighten(schedule)
+            schedule = self._solve_divided(segments, once, deadline)
+            if schedule is not None and offer(schedule) <= budget:
+                break
         if len(self._limits) > 1 and not deadline.passed:
-            self._limits = dict.fromkeys(self._limits, problem.budget_bytes)
+            self._limits = dict.fromkeys(self._limits, budget)
             self._solve_for_bound(deadline, offer)
+
+    def _solve_divided(self, segments: int, once: frozenset[int], deadline: Deadline) -> Schedule | None:
+        """Return the schedule of a program that keeps what separates so many segments, if it has one."""
+        program = self._program()
+        self._divide(program, separators(self.problem.graph, segments), once)
+        return self._decode(self._solve(program, deadline, _SLACK))
 
     def _solve_for_bound(self, deadline: Deadline, offer: Callable[[Schedule], int]) -> bool:
         """Raise the bound by a program without kept tensors, and return whether its schedule fits, or none does."""
@@ -127,7 +147,8 @@ class TimeSegments:
     def _solve(self, program: CutRelaxation, deadline: Deadline, slack: float) -> CutAnswer:
         share = deadline.within(_PROGRAM_SHARE * deadline.remaining)
         tighten(program, share)
-        return program.solve(share, max(slack, self.problem.gap) * self.problem.least_time)
+        # On long graphs, presolve can take more time than it has, and the relaxation is nearly integral.
+        return program.solve(share, max(slack, self.problem.gap) * self.problem.least_time, presolve=False)
 
     def _decode(self, answer: CutAnswer) -> Schedule | None:
         return None if answer.live is None else decode(self.problem.graph, sorted(self._limits), answer.live)

@@ -173,14 +173,18 @@ class CutRelaxation:
         with suppress(TimeIsUpError):
             self._build(budgets, paths)
 
-    def solve(self, deadline: Deadline, slack: float = 0.0, target: float = -math.inf) -> CutAnswer:
+    def solve(
+        self, deadline: Deadline, slack: float = 0.0, target: float = -math.inf, *, presolve: bool = True
+    ) -> CutAnswer:
         """Minimize the time by the deadline.
 
         The search ends early once the point exceeds the bound by at most the slack, or takes no longer than `target`.
         """
         slack, goal = slack / self.time_scale, target / self.time_scale - self.constant
         only_bound = bool(self.counted)
-        result: MilpResult = self.program.minimize(deadline, absolute_gap=slack, target=goal, only_bound=only_bound)
+        result: MilpResult = self.program.minimize(
+            deadline, absolute_gap=slack, target=goal, only_bound=only_bound, presolve=presolve
+        )
         if result.infeasible:
             return CutAnswer(math.inf, None, math.inf, exact=True)
         least = max(self._least, self.constant + max(0.0, result.bound))

@@ -15,7 +15,7 @@ from scheduler import zoo
 from scheduler.errors import UnsuitableProblemError
 from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.hierarchical import propose, time_segments
+from scheduler.solvers.hierarchical import propose, solver, time_segments
 from scheduler.solvers.hierarchical.bound import OneCut
 from scheduler.solvers.hierarchical.graphs import block_graphs
 from scheduler.solvers.hierarchical.knapsack import choose
@@ -92,6 +92,7 @@ def test_segments_of_time_come_before_long_blocks(seed: int, monkeypatch: pytest
         blocks_of(*arguments, **options)
 
     monkeypatch.setattr(time_segments, "LEAST_OPERATIONS", 1)
+    monkeypatch.setattr(solver, "LONG_BLOCK", 1)
     monkeypatch.setattr(TimeSegments, "run", run_segments)
     monkeypatch.setattr(OneCut, "run", run_blocks)
     proposal = propose(problem, deadline=Deadline(5), seed=0)
