@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from threading import TIMEOUT_MAX, Timer
+from threading import TIMEOUT_MAX
 
 from scheduler.errors import UnsuitableProblemError
 from scheduler.graph import Graph
@@ -125,7 +125,8 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     `hierarchical` and `anneal` search as well, and at last integer programs over neighborhoods
     of the best schedule. If another order is allowed, all of them get the graph in the late order
     (`late_order`), in which most schedules are faster. Deep networks go to `hierarchical` first,
-    which is the last stage if it proves its answer.
+    which is the last stage if it proves its answer; once it says that nothing fits so far, walks
+    and `ilp` run beside it, and `anneal` goes on from what nearly fits.
 
     Guarantee: never worse than its parts in the time that each has, and a schedule wherever
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
@@ -229,19 +230,13 @@ class _Policy:
     def solve_deep_network(self) -> None:
         """Run `hierarchical` on a large graph, and end if it proves its answer.
 
-        If that takes long, walks and `ilp` run at the same time, unless the graph is too large for these.
+        Once it says that nothing fits so far, walks and `ilp` run at the same time.
         """
-        if not self._is_deep:
-            return
-        only = len(self.problem.graph.operations) >= self.settings.hierarchical_only_operations
-        beside = Timer(TIMEOUT_MAX if only else self._alone_seconds, self._begin_proof, [self._search_quickly])
-        beside.start()
-        try:
+        if self._is_deep:
             self._ask("hierarchical", self.first_round)
-        finally:
-            beside.cancel()
-            beside.join()
-        self.ended = self.best.schedule is not None and (self.best.is_optimal or only)
+            operations = len(self.problem.graph.operations)
+            enough = self.best.is_optimal or operations >= self.settings.hierarchical_only_operations
+            self.ended = self.best.schedule is not None and enough
 
     def try_quick_solvers(self) -> None:
         """Run the quick solvers, and walks that evict when memory is short, unless `hierarchical` has done better.
@@ -280,7 +275,8 @@ class _Policy:
         if self._proof is None:
             self._begin_proof()
         assert self._proof is not None
-        wait([self._proof], timeout=0.0 if self._is_deep else self._alone_seconds)
+        alone = min(settings.ilp_alone_seconds, settings.ilp_alone_share * limit.remaining)
+        wait([self._proof], timeout=0.0 if self._is_deep else alone)
         if not self._proof.done():
             deep = settings.hierarchical_operations <= operations < settings.hierarchical_first_operations
             if self.problem.chain is None and deep:
@@ -296,17 +292,11 @@ class _Policy:
         if is_close or self._proof.done() or not self._proof_goes_on:
             self.stop_proof()
 
-    def _begin_proof(self, first: Callable[[], None] | None = None) -> None:
-        """Run `ilp`, and before it another search, at the same time as what follows."""
+    def _begin_proof(self, *first: Callable[[], None]) -> None:
+        """Run `ilp`, and other searches before it, at the same time as what follows."""
         if self._proof_goes_on:
             self._proof_limit = self._share_of(self.deadline, self.settings.first_round_share)
-
-        def prove() -> None:
-            if first is not None:
-                first()
-            self._consult(ilp.propose, self._proof_limit)
-
-        self._proof = self.pool.submit(prove)
+        self._proof = self.pool.submit(_call, *first, partial(self._consult, ilp.propose, self._proof_limit))
 
     def stop_proof(self) -> None:
         """Stop `ilp` if it goes on."""
@@ -351,11 +341,6 @@ class _Policy:
         """
         late, given = self.late.graph, self.problem.graph
         return (late,) if late is given else (late, given)
-
-    @property
-    def _alone_seconds(self) -> float:
-        """How long `ilp`, or in a large graph `hierarchical`, runs alone; each usually needs no more."""
-        return min(self.settings.ilp_alone_seconds, self.settings.ilp_alone_share * self.first_round.remaining)
 
     @property
     def _proof_goes_on(self) -> bool:
@@ -440,6 +425,8 @@ class _Policy:
         self.best.update(proposal)
         if proposal.exceeding and (propose is ilp.propose or self._is_deep):
             self.exceeding[propose] = proposal.exceeding
+            if self._proof is None and propose is not ilp.propose:
+                self._begin_proof(self._search_quickly)
         self.deadline.report(self.best.proposal())
         if self.best.is_final:
             deadline.stop()
@@ -450,8 +437,9 @@ class _Policy:
         return deadline.within(share * deadline.remaining)
 
 
-def _call(search: Callable[[], None]) -> None:
-    search()
+def _call(*searches: Callable[[], None]) -> None:
+    for search in searches:
+        search()
 
 
 def _bound_chain(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -505,7 +493,8 @@ STAGES = (
     Stage(
         ("hierarchical",),
         f"graphs of {SETTINGS.hierarchical_first_operations} operations or more; the last stage if the answer is"
-        f" optimal, or from {SETTINGS.hierarchical_only_operations} operations on",
+        f" optimal, or from {SETTINGS.hierarchical_only_operations} operations on; the next ones, and `ilp`, begin at"
+        " the same time once it says that nothing fits so far",
         _Policy.solve_deep_network,
     ),
     Stage(

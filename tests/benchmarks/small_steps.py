@@ -223,6 +223,43 @@ class Recurrent(nn.Module):
         return torch.stack(outputs, dim=1)
 
 
+class StackedLSTM(nn.Module):
+    """Layers of an unrolled LSTM, each of which reads all outputs of the one below, with dropout between."""
+
+    def __init__(self, layers: int = 3, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTMCell(width, width) for _ in range(layers))
+        self.dropout, self.last = nn.Dropout(0.2), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            hidden = memory = torch.zeros_like(x[:, 0])
+            outputs = []
+            for time in range(x.shape[1]):
+                hidden, memory = layer(x[:, time], (hidden, memory))
+                outputs.append(hidden)
+            x = self.dropout(torch.stack(outputs, dim=1))
+        return self.last(x)
+
+
+class Gated(nn.Module):
+    """A recurrence without products of matrices: gates and inputs come from all times at once."""
+
+    def __init__(self, width: int = 96) -> None:
+        super().__init__()
+        self.norm, self.first, self.last = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates, values = self.first(self.norm(x)).chunk(2, dim=-1)
+        gates = torch.sigmoid(gates)
+        values = torch.tanh(values) * (1 - gates)
+        state, outputs = torch.zeros_like(values[:, 0]), []
+        for time in range(x.shape[1]):
+            state = gates[:, time] * state + values[:, time]
+            outputs.append(state)
+        return x + self.last(torch.stack(outputs, dim=1) * functional.silu(x))
+
+
 class Residual(nn.Module):
     """A residual block of two convolutions with batch norms."""
 
@@ -298,6 +335,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "state space": lambda: (nn.Sequential(*(Scan() for _ in range(3))), (features(8, 32, 64),)),
     "LSTM": lambda: (Recurrent(nn.LSTMCell), (features(16, 160, 64),)),
     "GRU": lambda: (Recurrent(nn.GRUCell), (features(16, 128, 64),)),
+    "stacked LSTM": lambda: (StackedLSTM(), (features(16, 50, 64),)),
+    "gated recurrence": lambda: (nn.Sequential(*(Gated() for _ in range(4))), (features(8, 64, 96),)),
     "residual convolutions": lambda: (
         nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *(Residual(32) for _ in range(6))),
         (torch.randn(8, 3, 32, 32),),

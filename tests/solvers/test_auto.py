@@ -153,6 +153,39 @@ def test_annealing_of_a_deep_network_starts_from_what_hierarchical_found_that_do
     assert larger in starts
 
 
+def test_walks_and_programs_run_beside_hierarchical_once_it_says_that_nothing_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = conv_net(5)
+    larger = sc.solve(graph, "60%", solver="ilp", time_limit=20).schedule
+    assert larger is not None
+    began: list[str] = []
+    proves = threading.Event()
+
+    def stub(name: str) -> auto.Propose:
+        def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+            if name == "hierarchical":
+                deadline.report(Proposal(None, "input order", exceeding=(larger,)))
+                assert proves.wait(timeout=20)
+            return Proposal(None, "input order")
+
+        return propose
+
+    def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        began.append("ilp")
+        proves.set()
+        return Proposal(None, "input order")
+
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1))
+    monkeypatch.setattr(auto, "load_solver", stub)
+    monkeypatch.setattr(auto.ilp, "propose", prove)
+    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_: began.append("walk"))
+    sc.solve(graph, "45%", time_limit=2)
+    assert proves.is_set()
+    assert began[0] == "walk"
+    assert began.count("ilp") == 1
+
+
 def test_integer_programs_do_not_delay_the_answer_for_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **options: object) -> Proposal:
         raise AssertionError("an integer program was solved")

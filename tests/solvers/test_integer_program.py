@@ -116,6 +116,21 @@ def test_without_highs_and_cbc_nothing_is_known(monkeypatch: pytest.MonkeyPatch)
     assert program.minimize(Deadline(20)) == MilpResult(False, False, -math.inf, math.inf)
 
 
+def test_highs_presolves_unless_that_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: list[object] = []
+    make = pulp.HiGHS.__init__
+
+    def look(self: pulp.HiGHS, **given: object) -> None:
+        options.append(given.get("presolve"))
+        make(self, **given)
+
+    monkeypatch.setattr(pulp.HiGHS, "__init__", look)
+    for presolve, option in ((True, "choose"), (False, "off")):
+        program, _ = knapsack(12)
+        assert program.minimize(Deadline(20), presolve=presolve).objective == pytest.approx(cheapest_cover(12))
+        assert options[-1] == option
+
+
 def test_a_program_without_variables_is_feasible_if_its_rows_hold() -> None:
     holds, breaks = IntegerProgram("holds"), IntegerProgram("breaks")
     holds.at_most("row", [], 1)

@@ -28,11 +28,7 @@ MODE_LIMITS = 24
 MOST_EXCEEDING = 2
 """Number of schedules that do not fit and from which other solvers may go on."""
 LONG_BLOCK = 500
-"""From so many operations on, a block is long: an integer program for it may take seconds."""
-_LONG_BLOCKS_SHARE = 0.6
-"""Share of the time that is used where a block is long; if that finds nothing, other solvers do more with the rest."""
-_BLOCKS_SHARE = 0.4
-"""Share of the time that segments leave for blocks, where one of them is long."""
+"""From so many operations on, a block is long: hundreds of integer programs for it take more time than there is."""
 _SEGMENTS_SHARE = 0.5
 """Share of the remaining time for segments of time."""
 _CUT_SHARE = 0.6
@@ -56,9 +52,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     keep, and how high its backward may peak), and `dp` finds the best sequence of modes and of
     forward runs that keep nothing. Simulation shows how far memory on the chain is from that
     of the network, and the chain's budget is adjusted until the network's budget is met.
-    A long network without blocks, or with too many distinct ones, such as an unrolled recurrent
-    one, is divided into segments of time instead (`TimeSegments`); and so is one whose blocks
-    leave a gap, such as two recurrent layers of which the second reads all that the first wrote.
+    A long network without blocks, or with too many distinct or long ones, such as an unrolled
+    recurrent one, is divided into segments of time instead (`TimeSegments`); and so is one whose
+    blocks leave a gap.
 
     Guarantee: the bounds hold for every schedule; the schedule is optimal in the input order
     if its time equals the bound, as it usually does down to half of the memory. When: deep
@@ -79,16 +75,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         return Proposal(problem.save_everything, "input order", problem.least_time, problem.least_time)
     search = _Search(problem, deadline)
     search.run()
-    messages = ("segments of time",) if search.is_long else (f"blocks: {len(search.parts)}, {search.kinds} distinct",)
-    return Proposal(
-        search.best,
-        "input order",
-        max(search.bound, search.global_bound),
-        search.global_bound,
-        infeasible=math.isinf(search.global_bound) or (math.isinf(search.bound) and not problem.reorder),
-        messages=messages,
-        exceeding=() if search.best else tuple(search.exceeding.values()),
-    )
+    return search.proposal()
 
 
 class _Search:
@@ -108,13 +95,28 @@ class _Search:
                 f' got {len(blocks)}: use "auto", "ilp" or "anneal"'
             )
         self.parts = block_graphs(problem.graph, blocks) if separates else ()
-        self.is_long = TimeSegments.suits(problem.graph) and (not separates or self.kinds > MOST_KINDS)
+        longest = max((len(part.graph.operations) for part in self.parts), default=0)
+        has_useful_blocks = separates and self.kinds <= MOST_KINDS and longest < LONG_BLOCK
+        self.is_long = TimeSegments.suits(problem.graph) and not has_useful_blocks
         self.frontiers: dict[int, CutFrontier] = {}
         self.best: Schedule | None = None
         self.best_time = math.inf
         self.exceeding: dict[int, Schedule] = {}
         """Of the schedules that do not fit, those with the smallest peaks, by these."""
         self.bound = self.global_bound = problem.least_time
+
+    def proposal(self) -> Proposal:
+        """Return the best schedule with its bounds, or those that nearly fit."""
+        bound = max(self.bound, self.global_bound)
+        return Proposal(
+            self.best,
+            "input order",
+            bound,
+            self.global_bound,
+            infeasible=math.isinf(self.global_bound) or (math.isinf(bound) and not self.problem.reorder),
+            messages=("segments of time" if self.is_long else f"blocks: {len(self.parts)}, {self.kinds} distinct",),
+            exceeding=() if self.best else tuple(self.exceeding.values()),
+        )
 
     @property
     def kinds(self) -> int:
@@ -127,31 +129,28 @@ class _Search:
         return is_close_enough(self.problem, self.best_time, self.bound)
 
     def run(self) -> None:
-        """Solve the distinct blocks, unless too many are distinct, and segments of time where that leaves a gap.
-
-        Where a block is long, segments come first: they take less time than blocks of a thousand operations.
-        """
-        has_long_block = any(len(part.graph.operations) >= LONG_BLOCK for part in self.parts)
-        if has_long_block:
-            self.deadline = self.deadline.within(_LONG_BLOCKS_SHARE * self.deadline.remaining)
-        if self.is_long or has_long_block:
-            self._solve_segments()
-        if not self.is_long and not self.closed and not math.isinf(self.bound):
-            share = _BLOCKS_SHARE if has_long_block else 1.0
-            self._solve_blocks(self.deadline.within(share * self.deadline.remaining))
-            if not has_long_block:
-                self._solve_segments()
+        """Solve the distinct blocks, unless too many are distinct or long, and segments where that leaves a gap."""
+        if not self.is_long:
+            self._solve_blocks()
+        self._solve_segments()
 
     def _solve_segments(self) -> None:
         """Solve segments of time, if the graph is long and the answer not proven."""
         if TimeSegments.suits(self.problem.graph) and not self.closed and not math.isinf(self.bound):
             segments = TimeSegments(self.problem)
-            segments.run(self.deadline.within(_SEGMENTS_SHARE * self.deadline.remaining), self._offer)
+            segments.run(self.deadline.within(_SEGMENTS_SHARE * self.deadline.remaining), self._offer_segments)
             self.bound = max(self.bound, segments.bound)
 
-    def _solve_blocks(self, deadline: Deadline) -> None:
+    def _offer_segments(self, schedule: Schedule) -> int:
+        """Offer a schedule, and report once several do not fit: other searches may go on from these."""
+        peak = self._offer(schedule)
+        if self.best is None and len(self.exceeding) == MOST_EXCEEDING:
+            self.deadline.report(self.proposal())
+        return peak
+
+    def _solve_blocks(self) -> None:
         """Solve the cut and decode its answer; if that is not optimal, search over the chain of blocks."""
-        begun = clock.now()
+        deadline, begun = self.deadline, clock.now()
         cut = OneCut(self.problem, self.parts, self.frontiers, at_peak=True)
         cut.run(deadline.within(_CUT_SHARE * deadline.remaining))
         self.bound = max(self.bound, cut.bound)

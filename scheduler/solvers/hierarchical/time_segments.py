@@ -51,7 +51,7 @@ _BOUND_SLACK, _SLACK = 0.005, 0.01
 """Gaps at which the program for the bound and those with kept tensors end, as shares of the time of the step."""
 _PREFERENCE = 0.05
 """Discount on recomputing what is read last."""
-_PROGRAM_SHARE = 0.4
+_PROGRAM_SHARE = 0.6
 """Share of the remaining time for one program."""
 
 

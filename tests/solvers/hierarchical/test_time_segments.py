@@ -8,8 +8,9 @@ import pytest
 
 import scheduler as sc
 from scheduler.problem import Problem, parse_budget
+from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.hierarchical import propose
+from scheduler.solvers.hierarchical import propose, time_segments
 from scheduler.solvers.hierarchical.bound import OneCut
 from scheduler.solvers.hierarchical.solver import MOST_EXCEEDING
 from scheduler.solvers.hierarchical.time_segments import TimeSegments, collectors, separators
@@ -118,12 +119,35 @@ def test_a_long_network_gets_a_schedule_near_its_bound(graph: sc.Graph, budget: 
 def test_where_nothing_fits_the_smallest_peaks_are_passed_on() -> None:
     graph = unrolled(STEPS)
     problem = Problem(graph, parse_budget("17%", graph))
-    proposal = propose(problem, deadline=Deadline(60), seed=0)
+    reports: list[Proposal] = []
+    proposal = propose(problem, deadline=Deadline(60).within(60, reports.append), seed=0)
     assert proposal.schedule is None
+    assert reports[0].exceeding  # other searches do not wait for the end
     simulations = [sc.simulate(graph, schedule) for schedule in proposal.exceeding]
     assert 1 <= len(simulations) <= MOST_EXCEEDING
     assert all(problem.budget_bytes < one.peak_bytes < problem.baseline.peak_bytes for one in simulations)
     assert all(one.time >= proposal.bound for one in simulations)
+
+
+@pytest.mark.parametrize(
+    ("excess", "tried"),
+    [([0], [16]), ([100, 0], [16, 24]), ([100, 60, 50], [16, 24, 32]), ([100, 90], [16, 24]), ([100, 120], [16, 24])],
+)
+def test_more_segments_are_tried_while_that_brings_the_peak_much_nearer_to_the_budget(
+    monkeypatch: pytest.MonkeyPatch, excess: list[int], tried: list[int]
+) -> None:
+    problem = Problem(unrolled(STEPS), 1000)
+    numbers: list[int] = []
+
+    def solve(segments: TimeSegments, number: int, *_: object) -> sc.Schedule:
+        numbers.append(number)
+        return problem.save_everything
+
+    monkeypatch.setattr(TimeSegments, "_solve_for_bound", lambda *_: False)
+    monkeypatch.setattr(TimeSegments, "_solve_divided", solve)
+    monkeypatch.setattr(time_segments, "MOST_PROGRAMS", 0)
+    TimeSegments(problem).run(Deadline(60), lambda _: 1000 + excess[len(numbers) - 1])
+    assert numbers == tried
 
 
 def test_the_bound_is_that_of_the_integer_program_at_the_peak() -> None:
