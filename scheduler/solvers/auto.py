@@ -260,8 +260,12 @@ class _Policy:
         return [*solvers, *(partial(self._walk_in_time, graph) for graph in self._orders)]
 
     def find_smallest_peak(self) -> None:
-        """Look for the smallest peak if no schedule fits so far."""
-        if self._proof is None and self.best.schedule is None and not self.best.is_final:
+        """Look for the smallest peak if no schedule fits so far, unless that has been done beside `hierarchical`."""
+        if self._proof is None:
+            self._find_smallest_peak()
+
+    def _find_smallest_peak(self) -> None:
+        if self.best.schedule is None and not self.best.is_final:
             limit = self._share_of(self.first_round, self.settings.smallest_peak_share)
             self.best.offer(smallest_peak(self.problem, limit)[1])
 
@@ -426,7 +430,7 @@ class _Policy:
         if proposal.exceeding and (propose is ilp.propose or self._is_deep):
             self.exceeding[propose] = proposal.exceeding
             if self._proof is None and propose is not ilp.propose:
-                self._begin_proof(self._search_quickly)
+                self._begin_proof(self._search_quickly, self._find_smallest_peak)
         self.deadline.report(self.best.proposal())
         if self.best.is_final:
             deadline.stop()

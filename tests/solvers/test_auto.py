@@ -171,6 +171,10 @@ def test_walks_and_programs_run_beside_hierarchical_once_it_says_that_nothing_fi
 
         return propose
 
+    def look(problem: Problem, deadline: Deadline) -> tuple[int, sc.Schedule]:
+        began.append("smallest peak")
+        return 0, larger
+
     def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         began.append("ilp")
         proves.set()
@@ -180,10 +184,12 @@ def test_walks_and_programs_run_beside_hierarchical_once_it_says_that_nothing_fi
     monkeypatch.setattr(auto, "load_solver", stub)
     monkeypatch.setattr(auto.ilp, "propose", prove)
     monkeypatch.setattr(EvictionWalks, "fitting", lambda *_: began.append("walk"))
+    monkeypatch.setattr(auto, "smallest_peak", look)
     sc.solve(graph, "45%", time_limit=2)
     assert proves.is_set()
     assert began[0] == "walk"
-    assert began.count("ilp") == 1
+    assert began[-2:] == ["smallest peak", "ilp"]
+    assert began.count("ilp") == began.count("smallest peak") == 1
 
 
 def test_integer_programs_do_not_delay_the_answer_for_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
