@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 from scheduler.errors import InvalidScheduleError
@@ -42,6 +43,9 @@ PATIENCE = 50
 """A search ends when its moves exceed this multiple of the moves that found its best schedule."""
 LEAST_MOVES = 50
 """No search ends for lack of patience before so many moves per triple of operations."""
+MOST_PARTS, PART_SECONDS, PART_SECONDS_PER_OPERATION = 5, 4.0, 0.005
+"""The time is shared by so many searches at most, with so much for each at least: several short ones, each with other
+random numbers, beat a long one, which seldom leaves what its first seconds have led to."""
 LAST_ROUNDS = 3.0
 """A remainder of less than so many rounds is for crossings; if there are none, or the last round of them has found
 nothing better, it extends the next round instead."""
@@ -73,8 +77,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     numbers, anneal in rounds of growing length; what each does is chosen by what has found
     something better so far (`Choice`). Some rounds, the last ones above all, begin with what two
     known schedules make together (`Crossings`); all begin with known schedules that do not fit, as
-    long as these are much faster than what fits. They stop before the deadline if they have found
-    nothing better for a long time.
+    long as these are much faster than what fits. With much time, several such searches follow each
+    other, from the same starts. They stop before the deadline if one has found nothing better for
+    a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
     allows it. When: irregular graphs, where `ilp` leaves a gap; up to some 10^4 operations,
@@ -92,23 +97,50 @@ def search(
 
     With `only_starts`, the greedy search and the walk that evicts are left out: the caller has tried them.
     """
-    found = Annealing(problem, walkers)
     if problem.floor.bytes > problem.budget_bytes:
-        return replace(found.proposal(), infeasible=True)
-    for start in (problem.save_everything, *problem.starts):
-        if only_starts and deadline.passed:
-            break  # the caller has these
-        found.offer_start(start)
-    if not (found.is_optimal or only_starts):
-        greedy = GreedySearch(problem.graph, problem.budget_bytes)
-        greedy.fit(deadline.within(0.1 * deadline.remaining))
-        found.offer_start(greedy.schedule())
-        walk = EvictionWalks(problem.graph).fitting(problem.budget_bytes, deadline)
-        if walk is not None:
-            found.offer_start(walk)
-    if not found.is_optimal:
-        found.run(problem.save_everything, deadline, seed)
-    return replace(found.proposal(), messages=(f"annealing moves: {found.moves}",))
+        return replace(Annealing(problem, walkers).proposal(), infeasible=True)
+    starts = [problem.save_everything, *problem.starts]
+    if problem.baseline.peak_bytes > problem.budget_bytes and not only_starts:
+        starts += _quick_answers(problem, deadline)
+    searches: list[Annealing] = []
+    parts = _parts(problem, deadline)
+    for part in range(parts):
+        found = Annealing(problem, walkers)
+        searches.append(found)
+        for start in starts:
+            if only_starts and deadline.passed:
+                break  # the caller has these
+            found.offer_start(start)
+        if not found.is_optimal:
+            limit = deadline.within(deadline.remaining / (parts - part), partial(_report_faster, searches, deadline))
+            found.run(problem.save_everything, limit, MOST_PARTS * seed + part)
+        if found.is_optimal or found.is_exhausted or deadline.passed:
+            break
+    best = min(searches, key=lambda each: each.best_time)
+    moves = sum(each.moves for each in searches)
+    return replace(best.proposal(), messages=(f"annealing moves: {moves}",))
+
+
+def _quick_answers(problem: Problem, deadline: Deadline) -> list[Schedule]:
+    """Return the schedule of the greedy search, and that of the walk that evicts if one fits."""
+    greedy = GreedySearch(problem.graph, problem.budget_bytes)
+    greedy.fit(deadline.within(0.1 * deadline.remaining))
+    walk = EvictionWalks(problem.graph).fitting(problem.budget_bytes, deadline)
+    return [greedy.schedule(), *([] if walk is None else [walk])]
+
+
+def _parts(problem: Problem, deadline: Deadline) -> int:
+    """Return how many searches share the time, each from the same starts."""
+    if math.isinf(deadline.remaining):
+        return 1
+    seconds = max(PART_SECONDS, PART_SECONDS_PER_OPERATION * len(problem.graph.operations))
+    return max(1, min(MOST_PARTS, int(deadline.remaining / seconds)))
+
+
+def _report_faster(searches: Sequence[Annealing], deadline: Deadline, proposal: Proposal) -> None:
+    """Pass on an answer of the last search unless one before has found a faster one."""
+    if searches[-1].best_time <= min(each.best_time for each in searches):
+        deadline.report(proposal)
 
 
 class Annealing:

@@ -21,7 +21,7 @@ from scheduler.solvers import greedy
 from scheduler.solvers.anneal import propose
 from scheduler.solvers.anneal.choice import Kind
 from scheduler.solvers.anneal.contraction import Contraction
-from scheduler.solvers.anneal.solver import Annealing, _Pair
+from scheduler.solvers.anneal.solver import Annealing, _Pair, search
 from scheduler.solvers.anneal.state import AREA, BLOCK, COST
 from scheduler.solvers.anneal.walker import Walker
 from scheduler.solvers.deadline import Deadline
@@ -217,16 +217,50 @@ def test_two_searches_in_threads_do_not_disturb_each_other() -> None:
     problem = Problem(graph, parse_budget("60%", graph))
     found: dict[int, sc.Schedule] = {}
 
-    def search(seed: int) -> None:
+    def anneal(seed: int) -> None:
         found[seed] = polish(problem, problem.save_everything, deadline=NEVER, seed=seed, moves=30_000)
 
-    threads = [threading.Thread(target=search, args=(seed,)) for seed in (1, 2)]
+    threads = [threading.Thread(target=anneal, args=(seed,)) for seed in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for seed in (1, 2):
         assert found[seed] == polish(problem, problem.save_everything, deadline=NEVER, seed=seed, moves=30_000)
+
+
+def test_with_much_time_searches_follow_each_other_from_the_same_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = uniform_chain(4)
+    known, *answers = [
+        schedule_from_runs(graph, runs)
+        for runs in (
+            [0, 1, 2, 3, 4, 0, 1, 2, 5, 0, 1, 6, 0, 1, 0, 7, 8],
+            [0, 1, 2, 3, 4, 0, 1, 2, 5, 0, 1, 6, 0, 7, 8],
+            [0, 1, 2, 3, 4, 0, 1, 2, 5, 0, 1, 6, 0, 0, 7, 8],
+            [0, 1, 2, 3, 4, 0, 1, 2, 5, 1, 6, 0, 7, 8],
+        )
+    ]
+    times = [sc.simulate(graph, schedule).time for schedule in answers]
+    assert times[2] < times[0] < times[1]
+    most = max(sc.simulate(graph, schedule).peak_bytes for schedule in (known, *answers))
+    begun: list[tuple[sc.Schedule | None, int, float]] = []
+
+    def run(search: Annealing, start: sc.Schedule, deadline: Deadline, seed: int) -> None:
+        begun.append((search.best, seed, deadline.remaining))
+        search.offer(answers[len(begun) - 1])
+        deadline.report(search.proposal())
+        fake.advance(deadline.remaining)
+
+    monkeypatch.setattr(Annealing, "run", run)
+    reported: list[sc.Schedule | None] = []
+    with FakeClock() as fake:
+        deadline = Deadline(12.5).within(12.5, lambda found: reported.append(found.schedule))
+        found = search(Problem(graph, most, starts=(known,)), deadline=deadline, seed=2, only_starts=True)
+    assert found.schedule == answers[2]
+    assert reported == [answers[0], answers[2]]
+    assert [start for start, _, _ in begun] == [known] * 3
+    assert len({seed for _, seed, _ in begun}) == 3
+    assert sum(seconds for _, _, seconds in begun) == pytest.approx(12.5)
 
 
 def test_a_turn_begins_once_with_each_known_schedule_that_exceeds_the_budget() -> None:
