@@ -276,7 +276,8 @@ class _Policy:
         """
         settings, limit, pool = self.settings, self.first_round, self.pool
         operations = len(self.problem.graph.operations)
-        if self._proof is None:
+        has_begun = self._proof is not None
+        if not has_begun:
             self._begin_proof()
         assert self._proof is not None
         alone = min(settings.ilp_alone_seconds, settings.ilp_alone_share * limit.remaining)
@@ -285,7 +286,9 @@ class _Policy:
             deep = settings.hierarchical_operations <= operations < settings.hierarchical_first_operations
             if self.problem.chain is None and deep:
                 self._ask("hierarchical", limit, share=settings.hierarchical_share)
-            walkers = 1 if limit.remaining < settings.two_walkers_seconds else anneal.WALKERS
+            # Where nothing fitted in a large graph, `ilp` has begun; it hardly raises its first bound there.
+            has_core = has_begun or limit.remaining >= settings.two_walkers_seconds
+            walkers = anneal.WALKERS if has_core else 1
             walk = pool.submit(self._anneal, walkers, limit)
             while not (self._proof.done() or limit.passed):
                 wait([self._proof], timeout=_SECONDS_PER_LOOK)

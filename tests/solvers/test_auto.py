@@ -192,6 +192,43 @@ def test_walks_and_programs_run_beside_hierarchical_once_it_says_that_nothing_fi
     assert began.count("ilp") == began.count("smallest peak") == 1
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_annealing_gets_both_cores_where_programs_have_run_beside_hierarchical(
+    monkeypatch: pytest.MonkeyPatch, *, is_silent: bool
+) -> None:
+    graph = conv_net(5)
+    larger = sc.solve(graph, "60%", solver="ilp", time_limit=20).schedule
+    assert larger is not None
+    walkers: list[object] = []
+    anneals = threading.Event()
+
+    def stub(name: str) -> auto.Propose:
+        def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+            if name == "hierarchical" and not is_silent:
+                deadline.report(Proposal(None, "input order", exceeding=(larger,)))
+            return Proposal(None, "input order")
+
+        return propose
+
+    def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        assert anneals.wait(timeout=20)
+        return Proposal(None, "input order")
+
+    def search(problem: Problem, *, deadline: Deadline, **options: object) -> Proposal:
+        walkers.append(options["walkers"])
+        anneals.set()
+        deadline.stop()
+        return Proposal(None, "any order")
+
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1))
+    monkeypatch.setattr(auto, "load_solver", stub)
+    monkeypatch.setattr(auto.ilp, "propose", prove)
+    monkeypatch.setattr(auto.anneal, "search", search)
+    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_: None)
+    sc.solve(graph, "45%", time_limit=2)
+    assert walkers[0] == (1 if is_silent else 2)
+
+
 def test_integer_programs_do_not_delay_the_answer_for_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **options: object) -> Proposal:
         raise AssertionError("an integer program was solved")

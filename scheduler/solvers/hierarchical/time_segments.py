@@ -36,6 +36,9 @@ SEGMENTS, LEAST_SEGMENTS = (16, 24, 32), 4
 many are tried wherever nothing fits with their tensors kept."""
 MUCH_NEARER = 0.75
 """A further number is tried if the last one has lowered the excess over the budget to at most this part."""
+NEAR, NEAR_SHARE = 0.3, 0.1
+"""Once a schedule exceeds the budget by at most the first share, without what is resident, further programs have only
+the second share of the remaining time: annealing sooner makes such schedules fit."""
 LEAST_COLLECTED = 3
 """Fewest segments from which an operation reads that is not recomputed: the sum of a residual connection reads from
 two."""
@@ -101,6 +104,8 @@ class TimeSegments:
                 segments, schedule, least = number, other, peak
             if not is_much:
                 break
+        if least - budget <= NEAR * (budget - self.problem.graph.resident_bytes):
+            deadline = deadline.within(NEAR_SHARE * deadline.remaining)
         for _ in range(MOST_PROGRAMS):
             if deadline.passed or segments < LEAST_SEGMENTS:
                 break

@@ -150,6 +150,26 @@ def test_more_segments_are_tried_while_that_brings_the_peak_much_nearer_to_the_b
     assert numbers == tried
 
 
+@pytest.mark.parametrize(("excess", "share"), [(0.25, 0.1), (0.35, 1.0)])
+def test_what_nearly_fits_is_soon_left_to_annealing(
+    monkeypatch: pytest.MonkeyPatch, excess: float, share: float
+) -> None:
+    graph = unrolled(STEPS)
+    problem = Problem(graph, parse_budget("40%", graph))
+    peak = problem.budget_bytes + int(excess * (problem.budget_bytes - graph.resident_bytes))
+    left: list[float] = []
+
+    def solve(segments: TimeSegments, number: int, once: frozenset[int], deadline: Deadline) -> sc.Schedule:
+        left.append(deadline.remaining)
+        return problem.save_everything
+
+    monkeypatch.setattr(TimeSegments, "_solve_for_bound", lambda *_: False)
+    monkeypatch.setattr(TimeSegments, "_solve_divided", solve)
+    with FakeClock():
+        TimeSegments(problem).run(Deadline(10.0), lambda _: peak)
+    assert left == pytest.approx([10.0] * 2 + [10.0 * share] * time_segments.MOST_PROGRAMS)
+
+
 def test_the_bound_is_that_of_the_integer_program_at_the_peak() -> None:
     graph = unrolled(STEPS // 2)
     problem = Problem(graph, parse_budget("60%", graph))
