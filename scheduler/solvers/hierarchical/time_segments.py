@@ -38,7 +38,7 @@ MUCH_NEARER = 0.75
 """A further number is tried if the last one has lowered the excess over the budget to at most this part."""
 NEAR, NEAR_SHARE = 0.3, 0.1
 """Once a schedule exceeds the budget by at most the first share, without what is resident, further programs have only
-the second share of the remaining time: annealing sooner makes such schedules fit."""
+the second share of the remaining time: annealing makes such schedules fit sooner than they do."""
 LEAST_COLLECTED = 3
 """Fewest segments from which an operation reads that is not recomputed: the sum of a residual connection reads from
 two."""
