@@ -25,7 +25,7 @@ from scheduler.solvers.incumbent import Incumbent
 from scheduler.solvers.late_order import in_late_order
 from scheduler.solvers.neighborhoods import search as neighborhoods
 from scheduler.solvers.registry import Propose, load_solver
-from scheduler.solvers.smallest_peak import smallest_peak, squeeze
+from scheduler.solvers.smallest_peak import Smallest, smallest_peak, squeeze
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,8 @@ class _Policy:
         share = 1 - settings.neighborhoods_share if self.solves_neighborhoods else settings.first_round_share
         self.first_round = self._share_of(deadline, share)
         self.ended = False
+        self._smallest: Smallest | None = None
+        """What `find_smallest_peak` has found."""
         self._proof: Future[None] | None = None
         self._proof_limit = self.first_round
         self._started = clock.now()
@@ -267,7 +269,8 @@ class _Policy:
     def _find_smallest_peak(self) -> None:
         if self.best.schedule is None and not self.best.is_final:
             limit = self._share_of(self.first_round, self.settings.smallest_peak_share)
-            self.best.offer(smallest_peak(self.problem, limit)[1])
+            self._smallest = smallest_peak(self.problem, limit)
+            self.best.offer(self._smallest.schedule)
 
     def prove_and_search(self) -> None:
         """Run `ilp` alone; if that takes long, or `hierarchical` has run before, other searches at the same time.
@@ -337,7 +340,9 @@ class _Policy:
     def squeeze_peak(self) -> None:
         """Look harder for the smallest peak if no schedule fits so far."""
         if self.best.schedule is None and not self.best.is_final:
-            known = self.best.smallest  # `find_smallest_peak` has run
+            known, smallest = self._smallest, self.best.smallest
+            if known is not None and smallest is not None:
+                known = known._replace(peak_bytes=self.best.smallest_peak_bytes, schedule=smallest)
             self.best.offer(squeeze(self.problem, self.deadline, known=known).schedule)
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from scheduler.errors import UnsuitableProblemError
-from scheduler.graph import Graph
 from scheduler.graph.chain import Chain
 from scheduler.problem import Floor, Problem, parse_budget
 from scheduler.schedule import Schedule, follows_input_order, runs_of
@@ -27,6 +27,15 @@ _FRUGAL_SOLVERS = ("segments", "recompute-all")
 _MOST_RUNS_PER_OPERATION = 32
 """A step that recomputes more takes that many times as long, and to simulate its schedule takes seconds."""
 _MOST_GREEDY_BUDGETS = 8
+_GREEDY_SHARE, _WALKS_SHARE = 0.1, 0.3
+"""Shares of the remaining time for the greedy search, which in long graphs seldom finds a smaller peak than walks, and
+for walks by all rules but the first one."""
+_FITTING_SHARE, _MOST_DECIDED_OPERATIONS = 0.5, 1_500
+"""Share of the time for a budget that `anneal` has before `ilp`, and the most operations for which `ilp` is asked: of
+longer steps it neither finds a schedule in a share of a minute nor refutes one."""
+_QUICK_TIMES = 2.0
+"""A schedule is quick if it takes at most so many times the plain step. What recomputes more is a poor start for
+annealing, which has to undo that first."""
 _MOST_EXACT_LAYERS = 100
 """For a chain of at most so many layers, a schedule with the smallest persistent peak is found exactly."""
 _MOST_COUNTED_LAYERS = 1000
@@ -35,6 +44,24 @@ _SQUEEZE_STEPS = 1000
 """`squeeze` ends when the gap is one step: the distance from the floor to the save-everything peak over this."""
 _FLOOR_SHARE = 0.3
 """Share of the time of `squeeze` for the floor, which usually takes much less."""
+
+
+class Smallest(NamedTuple):
+    """What `smallest_peak` found; sizes include the resident tensors.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        Smallest known peak.
+    schedule : Schedule
+        A schedule with that peak.
+    quick : Schedule
+        Of the known schedules that recompute little, the one with the smallest peak.
+    """
+
+    peak_bytes: int
+    schedule: Schedule
+    quick: Schedule
 
 
 class Squeezed(NamedTuple):
@@ -104,15 +131,15 @@ def quick_peak(problem: Problem, deadline: Deadline, *, only_known: bool = False
     return search.peak_bytes
 
 
-def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
-    """Return the smallest peak found, in bytes with the resident tensors, and its schedule.
+def smallest_peak(problem: Problem, deadline: Deadline) -> Smallest:
+    """Return the smallest peak found, its schedule, and a quick schedule from which to go on.
 
     The starts of the problem are candidates. For a chain, persistent schedules are searched
     exactly. Walks that evict whenever memory is short find the least bytes that they need by
-    bisection, and so does the greedy search, which also recomputes results. Solvers that keep
-    little run once. All of them run in the late order, if another order is allowed, and at last
-    walks in the given one, which at times needs less. The search ends as soon as a peak fits the
-    problem's budget.
+    bisection, first those that evict what is used last; and so does the greedy search, which also
+    recomputes results. Solvers that keep little run once. All of them run in the late order, if
+    another order is allowed, and walks also in the given one, which at times needs less. The search
+    ends as soon as a peak fits the problem's budget.
 
     Schedules of more than `_MOST_RUNS_PER_OPERATION` runs an operation count only if they are
     what fits the problem's budget, or if nothing else saves memory.
@@ -124,30 +151,29 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> tuple[int, Schedule]:
     if chain is not None and not search.fits:
         with suppress(TimeoutError):
             search.ask("dp", _least_persistent_peak(chain, deadline))
-    search.walk(search.late.graph)
+    search.walk()
     for name in _FRUGAL_SOLVERS:
         search.ask(name, problem.floor.bytes)
     search.ask_greedy()
-    if search.late is not problem:
-        search.walk(problem.graph)
-    return search.peak_bytes, search.schedule
+    return Smallest(search.peak_bytes, search.schedule, search.quick)
 
 
-def squeeze(problem: Problem, deadline: Deadline, *, known: Schedule | None = None) -> Squeezed:
+def squeeze(problem: Problem, deadline: Deadline, *, known: Smallest | None = None) -> Squeezed:
     """Return the smallest peak found by bisection between a proven floor and that of `smallest_peak`.
 
-    If the schedule that `smallest_peak` found is known, it is not searched for again.
+    If what `smallest_peak` found is known, it is not searched for again.
 
     Each budget is half way between the largest one that failed, at first the floor, and the
-    best peak, but never below the problem's own budget. `anneal` tries it and then `ilp`, or `dp`
-    for a chain of many layers; for a short chain, `smallest_peak` is final. The search ends as
-    soon as a peak fits the problem's budget, or when failure and success are close.
+    best peak, but never below the problem's own budget. `anneal` tries it, from the quick schedule
+    with the smallest peak so far, and then `ilp`, or `dp` for a chain of many layers; for a short
+    chain, `smallest_peak` is final. Where a budget fails, what comes nearest to it may still be
+    better than before. The search ends as soon as a peak fits the problem's budget; when failure
+    and success are close, it begins again from the floor if it has found anything better.
     """
     if known is None:
-        peak_bytes, schedule = smallest_peak(problem, deadline.within(_FIRST_SHARE * deadline.remaining))
-    else:
-        peak_bytes, schedule = simulate(problem.graph, known).peak_bytes, known
-    best = Squeezed(peak_bytes, schedule, problem.floor)
+        known = smallest_peak(problem, deadline.within(_FIRST_SHARE * deadline.remaining))
+    peak_bytes, start = known.peak_bytes, known.quick
+    best = Squeezed(peak_bytes, known.schedule, problem.floor)
     wanted = problem.budget_bytes
     if peak_bytes <= max(wanted, problem.floor.bytes):
         return best
@@ -160,42 +186,55 @@ def squeeze(problem: Problem, deadline: Deadline, *, known: Schedule | None = No
         return best
     failed = best.floor.bytes - 1
     step = max(1, (problem.baseline.peak_bytes - failed) // _SQUEEZE_STEPS)
-    while best.peak_bytes - failed > step and best.peak_bytes > max(wanted, failed + 1) and not deadline.passed:
+    start_bytes, seed, before = simulate(problem.graph, start).peak_bytes, 0, best.peak_bytes
+    while best.peak_bytes > max(wanted, best.floor.bytes) and not deadline.passed:
+        if best.peak_bytes - failed <= step:
+            if best.peak_bytes == before or best.peak_bytes - best.floor.bytes < step:
+                break
+            failed, before = best.floor.bytes - 1, best.peak_bytes  # What failed is not proven: do it again.
         half_way = (best.peak_bytes + failed) // 2
         budget, share = (wanted, 1 / 2) if wanted > max(failed, half_way) else (half_way, 1 / 4)
-        attempt = replace(problem, budget_bytes=budget, starts=(best.schedule,))
-        found = _fitting(attempt, deadline.within(share * deadline.remaining))
+        attempt = replace(problem, budget_bytes=budget, starts=(start,))
+        found = _fitting(attempt, deadline.within(share * deadline.remaining), seed)
+        seed += 1
         if found.infeasible:
             best = best._replace(floor=replace(best.floor, bytes=budget + 1, alone=False))
         if found.schedule is None:
             failed = budget
-        else:
-            best = best._replace(peak_bytes=simulate(problem.graph, found.schedule).peak_bytes, schedule=found.schedule)
+        nearest = found.schedule or found.smallest
+        if nearest is not None:
+            peak_bytes = simulate(problem.graph, nearest).peak_bytes
+            if peak_bytes < start_bytes:
+                start, start_bytes = nearest, peak_bytes
+            if peak_bytes < best.peak_bytes:
+                best = best._replace(peak_bytes=peak_bytes, schedule=nearest)
     return best
 
 
-def _fitting(problem: Problem, deadline: Deadline) -> Proposal:
-    """Return a proposal with a schedule that fits a problem's budget, the first one that is found."""
+def _fitting(problem: Problem, deadline: Deadline, seed: int) -> Proposal:
+    """Return a proposal with the first schedule found that fits a problem's budget, or with one that is near."""
     if problem.chain is not None:
-        return load_solver("dp")(problem, deadline=deadline, seed=0)
+        return load_solver("dp")(problem, deadline=deadline, seed=seed)
     with imported("anneal"):
         # Imported on first use: `import scheduler` must not need numba.
         from scheduler.solvers.anneal import solver as anneal
-    half = deadline.within(deadline.remaining / 2, lambda _: half.stop())
-    found = anneal.search(problem, deadline=half, seed=0)
-    if found.schedule is not None or deadline.passed:
+    share = _FITTING_SHARE if len(problem.graph.operations) <= _MOST_DECIDED_OPERATIONS else 1.0
+    part = deadline.within(share * deadline.remaining, lambda _: part.stop())
+    found = anneal.search(problem, deadline=part, seed=seed, only_starts=True)
+    if found.schedule is not None or share == 1.0 or deadline.passed:
         return found
     with suppress(UnsuitableProblemError):  # the graph is too large for `ilp`
-        return load_solver("ilp")(problem, deadline=deadline, seed=0)
+        return replace(load_solver("ilp")(problem, deadline=deadline, seed=seed), smallest=found.smallest)
     return found
 
 
 class _PeakSearch:
-    """The schedule with the smallest peak so far; at first, the save-everything schedule."""
+    """The schedule with the smallest peak so far, and the quick one; at first, the save-everything schedule is both."""
 
     def __init__(self, problem: Problem, deadline: Deadline) -> None:
         self.problem, self.deadline = problem, deadline
         self.peak_bytes, self.schedule = problem.baseline.peak_bytes, problem.save_everything
+        self.quick_bytes, self.quick = self.peak_bytes, self.schedule
         self.least = max(problem.floor.bytes, problem.budget_bytes)
 
     @cached_property
@@ -208,43 +247,64 @@ class _PeakSearch:
         """Whether the smallest peak fits the problem's budget."""
         return self.peak_bytes <= self.problem.budget_bytes
 
+    @property
+    def _may_go_on(self) -> bool:
+        return not (self.fits or self.deadline.passed)
+
     def offer(self, schedule: Schedule) -> None:
         """Simulate a schedule, and keep it if its peak is smaller and the problem allows its order."""
-        graph = self.problem.graph
-        peak_bytes = simulate(graph, schedule).peak_bytes
-        if peak_bytes < self.peak_bytes and (self.problem.reorder or follows_input_order(graph, schedule)):
+        graph, baseline = self.problem.graph, self.problem.baseline
+        simulation = simulate(graph, schedule)
+        peak_bytes, is_quick = simulation.peak_bytes, simulation.time <= _QUICK_TIMES * baseline.time
+        least = self.quick_bytes if is_quick else self.peak_bytes
+        if peak_bytes >= least or not (self.problem.reorder or follows_input_order(graph, schedule)):
+            return
+        if is_quick:
+            self.quick_bytes, self.quick = peak_bytes, schedule
+        if peak_bytes < self.peak_bytes:
             self.peak_bytes, self.schedule = peak_bytes, schedule
 
-    def walk(self, graph: Graph) -> None:
-        """Offer the schedules of walks that evict, by bisection for the least bytes within which they succeed.
+    def walk(self) -> None:
+        """Offer the schedules of walks that evict, through the late order and the given one.
 
-        Parameters
-        ----------
-        graph : Graph
-            The problem's graph, in the order of the walks.
+        Those that evict what is used last come first: they recompute least, and usually need least.
         """
-        if self.fits:
-            return
+        if self._may_go_on:
+            self._walk(self.deadline, used_last=True)
+        if self._may_go_on:
+            self._walk(self.deadline.within(_WALKS_SHARE * self.deadline.remaining), used_last=False)
+
+    def _walk(self, deadline: Deadline, *, used_last: bool) -> None:
+        """Offer walks that evict what is used last, or those by the other rules."""
         with imported("greedy"):
             # Imported on first use: `import scheduler` must not need numba.
             from scheduler.solvers.eviction_walk import Eviction, EvictionWalks
-        walks = EvictionWalks(graph)
+        rules = [rule for rule in Eviction if (rule is Eviction.NEXT_USE) == used_last]
+        for problem in [self.problem] if self.late is self.problem else [self.late, self.problem]:
+            walks = EvictionWalks(problem.graph)
+            for rule in rules:
+                self._bisect(partial(walks.within, eviction=rule), deadline)
+
+    def _bisect(self, within: Callable[[int], Schedule | None], deadline: Deadline) -> None:
+        """Offer the schedules of walks, by bisection for the least bytes within which they succeed."""
         step = max(1, (self.problem.baseline.peak_bytes - self.least) // _SQUEEZE_STEPS)
-        for eviction in Eviction:
-            budget, failed = self.least, self.least - 1
-            while self.peak_bytes - failed > step and not (self.fits or self.deadline.passed):
-                schedule = walks.within(budget, eviction)
-                if schedule is not None:
-                    self.offer(schedule)
-                if schedule is None or self.peak_bytes > budget:
-                    failed = budget
-                budget = (failed + self.peak_bytes) // 2
+        budget, failed = self.least, self.least - 1
+        while self.peak_bytes - failed > step and not (self.fits or deadline.passed):
+            schedule = within(budget)
+            if schedule is not None:
+                self.offer(schedule)
+            if schedule is None or self.peak_bytes > budget:
+                failed = budget
+            budget = (failed + self.peak_bytes) // 2
 
     def ask_greedy(self) -> None:
         """Offer the schedules of the greedy search, by bisection for the least budget that it fits."""
+        if not self._may_go_on:
+            return
         budget, failed = self.least, self.least - 1
+        limit = self.deadline.within(_GREEDY_SHARE * self.deadline.remaining)
         for _ in range(_MOST_GREEDY_BUDGETS):
-            if budget >= self.peak_bytes or self.fits or self.deadline.passed:
+            if budget >= self.peak_bytes or self.fits or limit.passed:
                 return
             self.ask("greedy", budget)
             if self.peak_bytes > budget:

@@ -19,7 +19,7 @@ from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.dp.solver import EXACT_LAYERS
 from scheduler.solvers.eviction_walk import EvictionWalks
 from scheduler.solvers.late_order import late_order
-from scheduler.solvers.smallest_peak import Squeezed
+from scheduler.solvers.smallest_peak import Smallest, Squeezed
 from tests.support.fake_clock import FakeClock
 from tests.support.training_graphs import branches, conv_net, uniform_chain
 
@@ -171,9 +171,9 @@ def test_walks_and_programs_run_beside_hierarchical_once_it_says_that_nothing_fi
 
         return propose
 
-    def look(problem: Problem, deadline: Deadline) -> tuple[int, sc.Schedule]:
+    def look(problem: Problem, deadline: Deadline) -> Smallest:
         began.append("smallest peak")
-        return 0, larger
+        return Smallest(0, larger, larger)
 
     def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         began.append("ilp")
@@ -274,9 +274,9 @@ def test_where_nothing_fits_the_smallest_peak_is_searched_for_as_well(monkeypatc
             pass
         return Proposal(None, "any order")
 
-    def squeezed(problem: Problem, deadline: Deadline, *, known: sc.Schedule) -> Squeezed:
+    def squeezed(problem: Problem, deadline: Deadline, *, known: Smallest) -> Squeezed:
         remaining.append(deadline.remaining)
-        return Squeezed(0, known, problem.floor)
+        return Squeezed(0, known.schedule, problem.floor)
 
     monkeypatch.setattr(auto.ilp, "propose", spend)
     monkeypatch.setattr(auto.anneal, "search", spend)

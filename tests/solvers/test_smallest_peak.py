@@ -10,18 +10,20 @@ import pytest
 
 import scheduler as sc
 from scheduler.problem import Problem, save_everything
-from scheduler.schedule import Schedule, runs_of
+from scheduler.schedule import runs_of
+from scheduler.solution import Proposal
+from scheduler.solvers import smallest_peak as module
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.smallest_peak import Squeezed, smallest_peak, squeeze
+from scheduler.solvers.smallest_peak import Smallest, Squeezed, smallest_peak, squeeze
 from tests.support import oracle
 from tests.support.fake_clock import FakeClock
-from tests.support.training_graphs import uniform_chain
+from tests.support.training_graphs import conv_net, uniform_chain
 
 GRAPH = uniform_chain(5, size=1)
 LEAST = oracle.least_peak(GRAPH.to_dict())
 EITHER = pytest.mark.parametrize("search", [smallest_peak, squeeze])
 
-Search = Callable[[Problem, Deadline], tuple[int, Schedule] | Squeezed]
+Search = Callable[[Problem, Deadline], Smallest | Squeezed]
 
 
 @EITHER
@@ -39,14 +41,43 @@ def test_the_search_ends_at_a_schedule_within_the_budget(search: Search) -> None
 
 @EITHER
 def test_a_start_within_the_budget_ends_the_search(search: Search) -> None:
-    _, start = smallest_peak(Problem(GRAPH, 0), Deadline(2.0))
+    start = smallest_peak(Problem(GRAPH, 0), Deadline(2.0)).schedule
     assert search(Problem(GRAPH, LEAST, starts=(start,)), Deadline(1e-9))[:2] == (LEAST, start)
 
 
 def test_what_is_known_is_not_searched_for_again() -> None:
     whole, nothing_left = save_everything(GRAPH), Deadline(1e-9)
-    assert squeeze(Problem(GRAPH, 0), nothing_left, known=whole).schedule == whole
+    known = Smallest(Problem(GRAPH, 0).baseline.peak_bytes, whole, whole)
+    assert squeeze(Problem(GRAPH, 0), nothing_left, known=known).schedule == whole
     assert squeeze(Problem(GRAPH, 0), nothing_left).schedule != whole
+
+
+def test_a_quick_schedule_is_known_beside_the_one_with_the_smallest_peak() -> None:
+    graph = uniform_chain(150, size=1)
+    plain = Problem(graph, 0).baseline
+    with FakeClock():
+        found = smallest_peak(Problem(graph, 0), Deadline(2.0))
+    smallest, quick = (sc.simulate(graph, schedule) for schedule in (found.schedule, found.quick))
+    assert smallest.peak_bytes == found.peak_bytes <= quick.peak_bytes < plain.peak_bytes
+    assert quick.time <= 2 * plain.time < smallest.time
+
+
+def test_what_comes_nearest_to_a_budget_that_fails_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = conv_net(6)
+    whole = save_everything(graph)
+    known = Smallest(sc.simulate(graph, whole).peak_bytes, whole, whole)
+    near = smallest_peak(Problem(graph, 0), Deadline(2.0)).schedule
+    starts = []
+
+    def fail(problem: Problem, *_: object) -> Proposal:
+        starts.append(problem.starts)
+        return Proposal(None, "any order", smallest=near)
+
+    monkeypatch.setattr(module, "_fitting", fail)
+    found = squeeze(Problem(graph, 0), Deadline(2.0), known=known)
+    assert found.schedule == near
+    assert found.peak_bytes == sc.simulate(graph, near).peak_bytes < known.peak_bytes
+    assert starts[:2] == [(whole,), (near,)]
 
 
 def test_results_are_recomputed_where_operations_need_workspace() -> None:
@@ -75,9 +106,9 @@ def test_an_endless_schedule_is_taken_only_where_nothing_else_fits() -> None:
     fewest = sc.simulate(graph, nothing_saved).peak_bytes
     assert len(runs_of(graph, nothing_saved)) > longest
     with FakeClock(seconds_per_look=1.0):
-        _, schedule = smallest_peak(Problem(graph, 0), Deadline(2.0))
+        schedule = smallest_peak(Problem(graph, 0), Deadline(2.0)).schedule
         assert len(runs_of(graph, schedule)) <= longest
-        peak, schedule = smallest_peak(Problem(graph, fewest), Deadline(2.0))
+        peak = smallest_peak(Problem(graph, fewest), Deadline(2.0)).peak_bytes
     assert peak == fewest
 
 

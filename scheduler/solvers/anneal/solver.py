@@ -224,8 +224,9 @@ class Annealing:
         return simulation if problem.reorder or follows_input_order(problem.graph, schedule) else None
 
     def proposal(self) -> Proposal:
-        """Return the best schedule so far."""
-        return Proposal(self.best, "any order" if self.problem.reorder else "input order")
+        """Return the best schedule so far; where nothing fits, the one with the smallest peak beside it."""
+        smallest = self._smallest if self.best is None else None
+        return Proposal(self.best, "any order" if self.problem.reorder else "input order", smallest=smallest)
 
     def run(self, start: Schedule, deadline: Deadline, seed: int, most_moves: int | None = None) -> None:
         """Anneal until time or moves run out, or further search is not worthwhile.
@@ -280,7 +281,9 @@ class Annealing:
         def turn(walker: _Pair, kind: Kind, begin: Schedule) -> tuple[int, list[Schedule]]:
             runs = runs_of(self.problem.graph, begin)
             if kind is Kind.DECISIONS:
-                return walker.anneal_decisions(runs, before, length, most_moves, deadline)
+                moves, found = walker.anneal_decisions(runs, before, length, most_moves, deadline)
+                fits = bool(found) or math.isfinite(before)
+                return moves, found if fits else [walker.over_decisions.last()]
             if kind is Kind.FROM_START and begin is not start and math.isfinite(before):
                 return walker.anneal_exceeding(runs, length, most_moves, deadline)
             hot = WARM if kind in (Kind.RUNS_FROM_BEST, Kind.CROSSED) and math.isfinite(before) else HOT

@@ -157,10 +157,22 @@ def test_polishing_returns_the_start_where_nothing_fits() -> None:
 def test_a_schedule_is_found_below_the_smallest_peak_that_is_known(seed: int) -> None:
     graph = sc.zoo.unet()
     problem = Problem(graph, 0)
-    known_bytes, smallest = smallest_peak(problem, NEVER)
+    known_bytes, smallest, _ = smallest_peak(problem, NEVER)
     problem = Problem(graph, known_bytes - (known_bytes - problem.floor.bytes) // 20)
     found = polish(problem, smallest, deadline=NEVER, seed=seed, moves=20_000)
     assert sc.simulate(graph, found).peak_bytes <= problem.budget_bytes
+
+
+def test_where_nothing_fits_the_smallest_peak_is_told() -> None:
+    problem = Problem(sc.zoo.unet(), 0)
+    problem = Problem(problem.graph, problem.floor.bytes)
+    annealing = Annealing(problem, walkers=1)
+    annealing.offer(problem.save_everything)
+    annealing.run(problem.save_everything, NEVER, seed=0, most_moves=50_000)
+    found = annealing.proposal()
+    assert found.schedule is None
+    assert found.smallest is not None
+    assert sc.simulate(problem.graph, found.smallest).peak_bytes < problem.baseline.peak_bytes
 
 
 def test_an_invalid_start_is_rejected() -> None:
