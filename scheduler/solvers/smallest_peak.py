@@ -29,7 +29,7 @@ _MOST_RUNS_PER_OPERATION = 32
 _MOST_GREEDY_BUDGETS = 8
 _GREEDY_SHARE, _WALKS_SHARE = 0.1, 0.3
 """Shares of the remaining time for the greedy search, which in long graphs seldom finds a smaller peak than walks, and
-for walks by all rules but the first one."""
+for walks by all rules but two."""
 _FITTING_SHARE, _MOST_DECIDED_OPERATIONS = 0.5, 1_500
 """Share of the time for a budget that `anneal` has before `ilp`, and the most operations for which `ilp` is asked: of
 longer steps it neither finds a schedule in a share of a minute nor refutes one."""
@@ -136,10 +136,10 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> Smallest:
 
     The starts of the problem are candidates. For a chain, persistent schedules are searched
     exactly. Walks that evict whenever memory is short find the least bytes that they need by
-    bisection, first those that evict what is used last; and so does the greedy search, which also
-    recomputes results. Solvers that keep little run once. All of them run in the late order, if
-    another order is allowed, and walks also in the given one, which at times needs less. The search
-    ends as soon as a peak fits the problem's budget.
+    bisection, and so does the greedy search, which also recomputes results. Solvers that keep
+    little run once. All of them run in the late order, if another order is allowed, and walks also
+    in the given one, which at times needs less. The search ends as soon as a peak fits the
+    problem's budget.
 
     Schedules of more than `_MOST_RUNS_PER_OPERATION` runs an operation count only if they are
     what fits the problem's budget, or if nothing else saves memory.
@@ -220,7 +220,7 @@ def _fitting(problem: Problem, deadline: Deadline, seed: int) -> Proposal:
         from scheduler.solvers.anneal import solver as anneal
     share = _FITTING_SHARE if len(problem.graph.operations) <= _MOST_DECIDED_OPERATIONS else 1.0
     part = deadline.within(share * deadline.remaining, lambda _: part.stop())
-    found = anneal.search(problem, deadline=part, seed=seed, only_starts=True)
+    found = anneal.search(problem, deadline=part, seed=seed, only_starts=share == 1.0)
     if found.schedule is not None or share == 1.0 or deadline.passed:
         return found
     with suppress(UnsuitableProblemError):  # the graph is too large for `ilp`
@@ -267,19 +267,20 @@ class _PeakSearch:
     def walk(self) -> None:
         """Offer the schedules of walks that evict, through the late order and the given one.
 
-        Those that evict what is used last come first: they recompute least, and usually need least.
+        Those by two rules come first: they find most, the second one in long graphs with few recomputations.
         """
         if self._may_go_on:
-            self._walk(self.deadline, used_last=True)
+            self._walk(self.deadline, are_first=True)
         if self._may_go_on:
-            self._walk(self.deadline.within(_WALKS_SHARE * self.deadline.remaining), used_last=False)
+            self._walk(self.deadline.within(_WALKS_SHARE * self.deadline.remaining), are_first=False)
 
-    def _walk(self, deadline: Deadline, *, used_last: bool) -> None:
-        """Offer walks that evict what is used last, or those by the other rules."""
+    def _walk(self, deadline: Deadline, *, are_first: bool) -> None:
+        """Offer walks by the rules that come first, or by the other ones."""
         with imported("greedy"):
             # Imported on first use: `import scheduler` must not need numba.
             from scheduler.solvers.eviction_walk import Eviction, EvictionWalks
-        rules = [rule for rule in Eviction if (rule is Eviction.NEXT_USE) == used_last]
+        first = (Eviction.RUNS, Eviction.NEXT_USE)
+        rules = [rule for rule in Eviction if (rule in first) == are_first]
         for problem in [self.problem] if self.late is self.problem else [self.late, self.problem]:
             walks = EvictionWalks(problem.graph)
             for rule in rules:
