@@ -168,7 +168,8 @@ def squeeze(problem: Problem, deadline: Deadline, *, known: Smallest | None = No
     with the smallest peak so far, and then `ilp`, or `dp` for a chain of many layers; for a short
     chain, `smallest_peak` is final. Where a budget fails, what comes nearest to it may still be
     better than before. The search ends as soon as a peak fits the problem's budget; when failure
-    and success are close, it begins again from the floor if it has found anything better.
+    and success are close, it ends for a chain, and else begins again from the floor if it has found
+    anything better.
     """
     if known is None:
         known = smallest_peak(problem, deadline.within(_FIRST_SHARE * deadline.remaining))
@@ -189,9 +190,10 @@ def squeeze(problem: Problem, deadline: Deadline, *, known: Smallest | None = No
     start_bytes, seed, before = simulate(problem.graph, start).peak_bytes, 0, best.peak_bytes
     while best.peak_bytes > max(wanted, best.floor.bytes) and not deadline.passed:
         if best.peak_bytes - failed <= step:
-            if best.peak_bytes == before or best.peak_bytes - best.floor.bytes < step:
+            is_final = problem.chain is not None or best.peak_bytes - best.floor.bytes < step
+            if is_final or best.peak_bytes == before:
                 break
-            failed, before = best.floor.bytes - 1, best.peak_bytes  # What failed is not proven: do it again.
+            failed, before = best.floor.bytes - 1, best.peak_bytes  # Other random numbers may do better.
         half_way = (best.peak_bytes + failed) // 2
         budget, share = (wanted, 1 / 2) if wanted > max(failed, half_way) else (half_way, 1 / 4)
         attempt = replace(problem, budget_bytes=budget, starts=(start,))

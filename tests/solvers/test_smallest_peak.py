@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
 import scheduler as sc
+from scheduler.api import lower
 from scheduler.problem import Problem, save_everything
 from scheduler.schedule import runs_of
 from scheduler.solution import Proposal
@@ -80,6 +82,26 @@ def test_what_comes_nearest_to_a_budget_that_fails_counts(monkeypatch: pytest.Mo
     assert starts[:2] == [(whole,), (near,)]
 
 
+@pytest.mark.parametrize("has_chain", [False, True])
+def test_a_search_at_random_begins_again_from_the_floor(has_chain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every budget fails, and what comes near is a little smaller than what is known.
+    graph, chain = lower(sc.zoo.uniform_chain(101))
+    problem = Problem(graph, 0, chain=chain if has_chain else None)
+    whole, near = save_everything(graph), sc.solve(graph, "90%", solver="greedy").schedule
+    assert near is not None
+    known = Smallest(problem.baseline.peak_bytes, whole, whole)
+    budgets = []
+
+    def fail(problem: Problem, *_: object) -> Proposal:
+        budgets.append(problem.budget_bytes)
+        return Proposal(None, "any order", smallest=near)
+
+    monkeypatch.setattr(module, "_fitting", fail)
+    squeeze(problem, Deadline(5.0), known=known)
+    falls = [later for earlier, later in pairwise(budgets) if later < earlier]
+    assert len(falls) == (0 if has_chain else 1)
+
+
 def test_results_are_recomputed_where_operations_need_workspace() -> None:
     # The last two backward operations need 100 bytes of workspace while the gradients of the other weights are live.
     layers = range(12)
@@ -116,6 +138,7 @@ WITHOUT_NUMBA = """
 import sys
 sys.modules["numba"] = None
 import scheduler as sc
+from scheduler.api import lower
 chain = sc.zoo.uniform_chain(4)
 for call in (
     lambda: sc.solve(chain, "60%", solver="save-all"),
