@@ -61,14 +61,17 @@ def anneal(m, s, moves, hot, cold, free):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _adapt_weight(m, s):  # type: ignore[no-untyped-def]
-    """Adapt the weight so that about half of the states fit."""
+    """Adapt the weight so that about half of the states fit; raise it faster as long as none does.
+
+    In a large graph, a round is over after few adaptations, and could end before anything fits.
+    """
     if s.counts[AREA] == 0:
         s.counts[FITTING] += 1
     s.counts[SEEN] += 1
     seen = s.counts[SEEN]
     if seen >= max(512, 4 * m.time.shape[0]):
         share = s.counts[FITTING] / seen
-        s.levels[WEIGHT] *= 1.1 if share < 0.4 else 0.92 if share > 0.6 else 1.0
+        s.levels[WEIGHT] *= 1.5 if share == 0.0 else 1.1 if share < 0.4 else 0.92 if share > 0.6 else 1.0
         s.counts[FITTING] = s.counts[SEEN] = 0
 
 
