@@ -33,8 +33,9 @@ MOST_STARTS = 4
 """Known schedules, the fastest ones, that are each annealed once before only the best one is."""
 SLOW = 1.1
 """What fits is slow if it takes this many times as long as a known schedule that does not fit."""
-FIRST_ROUND_MOVES = 200
-"""Moves of a walker in the first round, per operation."""
+FIRST_ROUND_MOVES, MOST_FIRST_MOVES = 200, 300_000
+"""Moves of a walker in the first round: per operation, and at most. In large graphs, of which each move costs more,
+several rounds that begin anew beat one that takes all the time."""
 TIME_SHARE = 0.85
 """Share of the time limit; the rest is for a bound from another solver, because annealing proves nothing."""
 ROUND_GROWTH = 1.4
@@ -56,8 +57,9 @@ HOT, WARM = 0.5, 0.1
 one from the best schedule or from a crossing."""
 RETENTION_MOVES = 40
 """Moves of a walker in one cooling over retention decisions, per operation: many short ones beat a few long ones."""
-MOST_RETENTION_MOVES = 12_000
-"""Most such moves in the first round: each costs some steps per operation, and a turn over runs should take as long."""
+MOST_RETENTION_MOVES, MOST_RETENTION_WORK = 12_000, 12_000_000
+"""Most such moves in the first round, and most times the number of operations: each costs some steps per operation, and
+a turn over runs should take as long."""
 WARMEST_SHIFTS = 1.0
 """Highest of these temperatures at which first runs shift too: hotter, their order would become random."""
 LEAST_COOLING = 10_000
@@ -322,11 +324,12 @@ class Annealing:
         """Return where a turn begins; None for the initial schedule.
 
         It is the best schedule, but for turns over runs, each known one once before it; in the same way, known
-        ones that do not fit come before the initial one. Turns over crossings begin with a new one, if there is any.
-        While nothing fits, decisions begin with the smallest known peak.
+        ones that do not fit come before the initial one; they come again and again while nothing fits, or what does is
+        slow. Turns over crossings begin with a new one, if there is any. While nothing fits, decisions begin with the
+        smallest known peak.
         """
         if kind is Kind.FROM_START:
-            if self._is_slow:
+            if self._exceeding and (self.best is None or self._is_slow):
                 self._exceeding.rotate()
                 return self._exceeding[0]
             return self._exceeding.pop() if self._exceeding else None
@@ -372,7 +375,8 @@ class _Pair:
         most_moves : float
         deadline : Deadline
         """
-        moves = max(1, int(min(FIRST_ROUND_MOVES * length * self.operations, most_moves)))
+        first = min(FIRST_ROUND_MOVES * self.operations, MOST_FIRST_MOVES)
+        moves = max(1, int(min(first * length, most_moves)))
         before = self.over_runs.moves
         self.over_runs.load(runs, hot)
         self.over_runs.cool(hot, moves, deadline)
@@ -417,7 +421,8 @@ class _Pair:
         """
         walker, best = self.over_decisions, None
         cooling = RETENTION_MOVES * self.operations
-        begun, moves = walker.moves, max(1, int(min(min(cooling, MOST_RETENTION_MOVES) * length, most_moves)))
+        first = min(cooling, MOST_RETENTION_MOVES, MOST_RETENTION_WORK / self.operations)
+        begun, moves = walker.moves, max(1, int(min(first * length, most_moves)))
         while (left := moves - (walker.moves - begun)) > 0:
             if math.isfinite(time) or walker.moves == 0:
                 walker.load(runs, fit=math.isfinite(time))

@@ -18,7 +18,7 @@ from scheduler.errors import InvalidScheduleError
 from scheduler.problem import Problem, parse_budget
 from scheduler.schedule import follows_input_order, runs_of, schedule_from_runs
 from scheduler.solvers import greedy
-from scheduler.solvers.anneal import propose
+from scheduler.solvers.anneal import propose, solver
 from scheduler.solvers.anneal.choice import Kind
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.solver import Annealing, _Pair, search
@@ -275,18 +275,21 @@ def test_with_much_time_searches_follow_each_other_from_the_same_starts(monkeypa
     assert sum(seconds for _, _, seconds in begun) == pytest.approx(12.5)
 
 
-def test_a_turn_begins_once_with_each_known_schedule_that_exceeds_the_budget() -> None:
+def test_while_nothing_fits_turns_begin_in_turn_with_known_schedules() -> None:
     graph = uniform_chain(4)
     problem = Problem(graph, 16)
-    exceeding = schedule_from_runs(graph, [0, 1, 2, 3, 4, 0, 5, 6, 7, 8])
-    assert sc.simulate(graph, exceeding).peak_bytes > problem.budget_bytes
+    exceeding = [
+        schedule_from_runs(graph, runs) for runs in ([0, 1, 2, 3, 4, 0, 5, 6, 7, 8], [0, 1, 2, 3, 4, 5, 0, 6, 7, 8])
+    ]
+    assert all(sc.simulate(graph, schedule).peak_bytes > problem.budget_bytes for schedule in exceeding)
     search = Annealing(problem, walkers=1)
-    invalid = (sc.Free("x1"), *exceeding)
-    for schedule in (exceeding, invalid, problem.save_everything):
+    assert search._next_begin(Kind.FROM_START) is None
+    invalid = (sc.Free("x1"), *exceeding[0])
+    for schedule in (*exceeding, invalid, problem.save_everything):
         search.offer_start(schedule)
     assert search.best is None
-    begins = [search._next_begin(Kind.FROM_START) for _ in range(2)]
-    assert begins == [exceeding, None]
+    begins = [search._next_begin(Kind.FROM_START) for _ in range(3)]
+    assert begins == [exceeding[1], exceeding[0], exceeding[1]]
 
 
 def test_while_what_fits_is_slow_all_turns_begin_with_what_does_not() -> None:
@@ -304,6 +307,18 @@ def test_while_what_fits_is_slow_all_turns_begin_with_what_does_not() -> None:
     assert [search._next_begin(Kind.FROM_START) for _ in range(3)] == [exceeding[1], exceeding[0], exceeding[1]]
     search.best_time = 1.05 * sc.simulate(graph, exceeding[0]).time
     assert [search._next_begin(Kind.FROM_START) for _ in range(3)] == [exceeding[0], exceeding[1], None]
+
+
+def test_the_first_round_is_not_longer_in_large_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = conv_net(4)
+    problem = Problem(graph, parse_budget("60%", graph))
+    pair = _Pair(problem, Contraction(graph), 0)
+    runs = runs_of(graph, problem.save_everything)
+    operations = len(graph.operations)
+    monkeypatch.setattr(solver, "MOST_FIRST_MOVES", 2 * operations)
+    monkeypatch.setattr(solver, "MOST_RETENTION_WORK", 3 * operations**2)
+    assert pair.anneal_runs(runs, 0.5, 2.0, math.inf, NEVER)[0] == 4 * operations
+    assert pair.anneal_decisions(runs, math.inf, 2.0, math.inf, NEVER)[0] == 6 * operations
 
 
 def test_runs_that_do_not_fit_are_annealed_over_their_decisions_and_by_themselves() -> None:
