@@ -14,6 +14,7 @@ from scheduler.errors import UnsuitableProblemError
 from scheduler.graph import Graph
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order
+from scheduler.simulator import simulate
 from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.anneal import solver as anneal
 from scheduler.solvers.deadline import Deadline, clock
@@ -58,6 +59,8 @@ class AutoSettings:
         Share of the time limit for everything but the last search.
     smallest_peak_share : float
         Share of that time for the smallest peak where nothing fits so far.
+    nearly_fits : float
+        A schedule nearly fits if it exceeds the budget by at most this share of it, without what is resident.
     neighborhoods_seconds, neighborhoods_share : float
         With so much time, the last search has this share of it, and includes `neighborhoods`.
     long_proof_operations, long_proof_gap : int, float
@@ -94,6 +97,7 @@ class AutoSettings:
     quick_gap: float = 0.05
     first_round_share: float = 0.9
     smallest_peak_share: float = 0.3
+    nearly_fits: float = 0.3
     neighborhoods_seconds: float = 10.0
     neighborhoods_share: float = 0.25
     long_proof_operations: int = 300
@@ -156,6 +160,8 @@ class _Policy:
         The time limit; earlier once the answer of `dp` is optimal in its search space.
     first_round : Deadline
         The deadline of everything but the last search.
+    until_fitting : Deadline
+        The same, stopped once a schedule fits: for what looks for one beside other solvers.
     answers : list of Schedule
         What solvers have answered, for those that search from several known schedules.
     exceeding : dict of function to tuple of Schedule
@@ -183,6 +189,7 @@ class _Policy:
         )
         share = 1 - settings.neighborhoods_share if self.solves_neighborhoods else settings.first_round_share
         self.first_round = self._share_of(deadline, share)
+        self.until_fitting = self.first_round.within(math.inf)
         self.ended = False
         self._smallest: Smallest | None = None
         """What `find_smallest_peak` has found."""
@@ -204,7 +211,7 @@ class _Policy:
         """
         if self.settings.slow_start * self.problem.baseline.time < self.best.time < math.inf:
             for graph in self._orders:
-                self._walk(graph)
+                self._walk(graph, self.first_round)
 
     def answer_quickly(self) -> None:
         """Look for an answer within the problem's gap by methods that need no compiled kernels."""
@@ -247,19 +254,18 @@ class _Policy:
         """
         if self._proof is None and not (self._is_deep and self.best.gap <= self.settings.quick_gap):
             run = self.pool.map if self._is_deep else map
-            list(run(_call, self._quick_searches))
+            list(run(_call, self._quick_searches(self.first_round)))
 
     def _search_quickly(self) -> None:
         """Do the same beside `hierarchical`, the last ones first, until a schedule fits."""
-        for search in reversed(self._quick_searches):
+        for search in reversed(self._quick_searches(self.until_fitting)):
             if self.best.schedule is None:
                 search()
 
-    @property
-    def _quick_searches(self) -> Sequence[Callable[[], None]]:
+    def _quick_searches(self, deadline: Deadline) -> Sequence[Callable[[], None]]:
         settings = self.settings
-        solvers = (partial(self._ask, name, self.first_round, settings.quick_share) for name in settings.quick_solvers)
-        return [*solvers, *(partial(self._walk_in_time, graph) for graph in self._orders)]
+        solvers = (partial(self._ask, name, deadline, settings.quick_share) for name in settings.quick_solvers)
+        return [*solvers, *(partial(self._walk_in_time, graph, deadline) for graph in self._orders)]
 
     def find_smallest_peak(self) -> None:
         """Look for the smallest peak if no schedule fits so far, unless that has been done beside `hierarchical`."""
@@ -268,7 +274,7 @@ class _Policy:
 
     def _find_smallest_peak(self) -> None:
         if self.best.schedule is None and not self.best.is_final:
-            limit = self._share_of(self.first_round, self.settings.smallest_peak_share)
+            limit = self._share_of(self.until_fitting, self.settings.smallest_peak_share)
             self._smallest = smallest_peak(self.problem, limit)
             self.best.offer(self._smallest.schedule)
 
@@ -307,6 +313,17 @@ class _Policy:
         if self._proof_goes_on:
             self._proof_limit = self._share_of(self.deadline, self.settings.first_round_share)
         self._proof = self.pool.submit(_call, *first, partial(self._consult, ilp.propose, self._proof_limit))
+
+    def _begin_beside(self, exceeding: Sequence[Schedule]) -> None:
+        """Begin searches for a schedule that fits, and then `ilp`; but its first bound first if one nearly fits.
+
+        Annealing then makes that one fit, and sooner than the walks of a long network end.
+        """
+        graph, budget = self.problem.graph, self.problem.budget_bytes
+        excess = min(simulate(graph, schedule).peak_bytes for schedule in exceeding) - budget
+        is_near = excess <= self.settings.nearly_fits * (budget - graph.resident_bytes)
+        first = [partial(self._consult, _relax, self._proof_limit)] if is_near else []
+        self._begin_proof(*first, self._search_quickly, self._find_smallest_peak)
 
     def stop_proof(self) -> None:
         """Stop `ilp` if it goes on."""
@@ -383,14 +400,14 @@ class _Policy:
         self._other_orders_end = min(self._other_orders_end, now + settings.other_orders_least_seconds + more)
         return deadline.within(self._other_orders_end - now)
 
-    def _walk_in_time(self, graph: Graph) -> None:
+    def _walk_in_time(self, graph: Graph, deadline: Deadline) -> None:
         """Walk, unless nothing better can be found or time is up."""
-        if not (self.best.is_final or self.first_round.passed):
-            self._walk(graph)
+        if not (self.best.is_final or deadline.passed):
+            self._walk(graph, deadline)
 
-    def _walk(self, graph: Graph) -> None:
+    def _walk(self, graph: Graph, deadline: Deadline) -> None:
         """Offer the fastest schedule of walks through an order that evict when memory is short."""
-        walk = EvictionWalks(graph).fitting(self.problem.budget_bytes, self.first_round)
+        walk = EvictionWalks(graph).fitting(self.problem.budget_bytes, deadline)
         if walk is not None:
             self.answers.append(walk)
             self.best.offer(walk)
@@ -438,7 +455,9 @@ class _Policy:
         if proposal.exceeding and (propose is ilp.propose or self._is_deep):
             self.exceeding[propose] = proposal.exceeding
             if self._proof is None and propose is not ilp.propose:
-                self._begin_proof(self._search_quickly, self._find_smallest_peak)
+                self._begin_beside(proposal.exceeding)
+        if self.best.schedule is not None:
+            self.until_fitting.stop()
         self.deadline.report(self.best.proposal())
         if self.best.is_final:
             deadline.stop()
@@ -459,6 +478,11 @@ def _bound_chain(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal
     assert problem.chain is not None
     bound = one_cut_bound(chain_costs(problem.chain), problem.budget_bytes)
     return Proposal(None, "persistent", bound, bound, infeasible=math.isinf(bound))
+
+
+def _relax(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+    """Return the bound of the linear relaxation with which `ilp` begins in a large graph."""
+    return ilp.propose_with_programs(problem, deadline, 0)
 
 
 def _solve_few_programs(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:

@@ -104,22 +104,23 @@ class EvictionWalks:
         """Return the fastest schedule of walks by all rules whose peak fits; None if there is none.
 
         While the peak is larger than what a walk stayed within, it walks again within as much
-        less, a few times. Once the deadline has passed, the first schedule that fits is enough.
+        less, a few times. Once the deadline has passed, the first schedule that fits is enough;
+        once it is stopped, none is needed.
         """
         best: tuple[float, Schedule] | None = None
         for eviction in Eviction:
             if best is not None and deadline.passed:
                 break
-            found = self._fitting(budget_bytes, eviction)
+            found = self._fitting(budget_bytes, eviction, deadline)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
         return None if best is None else best[1]
 
-    def _fitting(self, budget_bytes: int, eviction: Eviction) -> tuple[float, Schedule] | None:
+    def _fitting(self, budget_bytes: int, eviction: Eviction, deadline: Deadline) -> tuple[float, Schedule] | None:
         """Return the time of a schedule that fits, and the schedule."""
         within = budget_bytes
         for _ in range(_MOST_WALKS):
-            schedule = self.within(within, eviction)
+            schedule = None if deadline.stopped else self.within(within, eviction)
             if schedule is None:
                 return None
             simulation = simulate(self.graph, schedule)

@@ -153,8 +153,9 @@ def test_annealing_of_a_deep_network_starts_from_what_hierarchical_found_that_do
     assert larger in starts
 
 
+@pytest.mark.parametrize("is_near", [False, True])
 def test_walks_and_programs_run_beside_hierarchical_once_it_says_that_nothing_fits(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, *, is_near: bool
 ) -> None:
     graph = conv_net(5)
     larger = sc.solve(graph, "60%", solver="ilp", time_limit=20).schedule
@@ -175,21 +176,61 @@ def test_walks_and_programs_run_beside_hierarchical_once_it_says_that_nothing_fi
         began.append("smallest peak")
         return Smallest(0, larger, larger)
 
+    def relax(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        began.append("relaxation")
+        return Proposal(None, "input order")
+
     def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         began.append("ilp")
         proves.set()
         return Proposal(None, "input order")
 
-    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1))
+    nearly_fits = math.inf if is_near else 0.0
+    monkeypatch.setattr(
+        auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1, nearly_fits=nearly_fits)
+    )
     monkeypatch.setattr(auto, "load_solver", stub)
+    monkeypatch.setattr(auto, "_relax", relax)
     monkeypatch.setattr(auto.ilp, "propose", prove)
     monkeypatch.setattr(EvictionWalks, "fitting", lambda *_: began.append("walk"))
     monkeypatch.setattr(auto, "smallest_peak", look)
     sc.solve(graph, "45%", time_limit=2)
     assert proves.is_set()
-    assert began[0] == "walk"
+    assert began[: 1 + is_near] == ["relaxation", "walk"][not is_near :]
+    assert began.count("relaxation") == is_near
     assert began[-2:] == ["smallest peak", "ilp"]
     assert began.count("ilp") == began.count("smallest peak") == 1
+
+
+def test_a_walk_beside_hierarchical_stops_once_a_schedule_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = conv_net(5)
+    larger, smaller = (sc.solve(graph, budget, solver="ilp", time_limit=20).schedule for budget in ("60%", "45%"))
+    assert larger is not None
+    walks, stopped = threading.Event(), threading.Event()
+
+    def stub(name: str) -> auto.Propose:
+        def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+            if name == "hierarchical":
+                deadline.report(Proposal(None, "input order", exceeding=(larger,)))
+                assert walks.wait(timeout=20)
+                deadline.report(Proposal(smaller, "input order"))
+                assert stopped.wait(timeout=20)
+            return Proposal(None, "input order")
+
+        return propose
+
+    def walk(walks_: EvictionWalks, budget_bytes: int, deadline: Deadline) -> None:
+        walks.set()
+        while not (deadline.stopped or stopped.is_set()):
+            time.sleep(0.001)
+        stopped.set()
+
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1))
+    monkeypatch.setattr(auto, "load_solver", stub)
+    monkeypatch.setattr(EvictionWalks, "fitting", walk)
+    answer = sc.solve(graph, "45%", time_limit=30)
+    assert stopped.is_set()
+    assert answer.schedule is not None
 
 
 @pytest.mark.parametrize("is_silent", [False, True])

@@ -85,6 +85,15 @@ def test_a_fitting_walk_fits_and_is_found_wherever_the_first_walk_fits(graph: sc
         assert sc.simulate(graph, first).peak_bytes > budget
 
 
+def test_no_walk_begins_once_none_is_needed() -> None:
+    graph = uniform_chain(4)
+    walks, budget = EvictionWalks(graph), Problem(graph, 0).baseline.peak_bytes
+    deadline = Deadline(math.inf)
+    assert walks.fitting(budget, deadline) is not None
+    deadline.stop()
+    assert walks.fitting(budget, deadline) is None
+
+
 def test_what_is_dear_to_recompute_is_kept_where_times_count() -> None:
     """Two tensors of one size are used again at the end; only one of them is in memory meanwhile."""
     operations = [
