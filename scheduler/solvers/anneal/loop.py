@@ -23,6 +23,9 @@ from scheduler.solvers.jit import inner_kernel
 
 FIRST_RUN_SHARE = 0.4
 """Share of the moves that shift a first run, if tasks may be reordered."""
+WINDOW_MOVES, LEAST_WINDOW, MOST_WINDOW = 4, 512, 12_000
+"""The weight is adapted after so many moves per operation, at least and at most so many: a round of a large graph, cut
+short on a slow machine, would else be over before anything fits."""
 
 
 @kernel
@@ -61,15 +64,12 @@ def anneal(m, s, moves, hot, cold, free):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _adapt_weight(m, s):  # type: ignore[no-untyped-def]
-    """Adapt the weight so that about half of the states fit; raise it faster as long as none does.
-
-    In a large graph, a round is over after few adaptations, and could end before anything fits.
-    """
+    """Adapt the weight so that about half of the states fit; raise it faster as long as none does."""
     if s.counts[AREA] == 0:
         s.counts[FITTING] += 1
     s.counts[SEEN] += 1
     seen = s.counts[SEEN]
-    if seen >= max(512, 4 * m.time.shape[0]):
+    if seen >= max(LEAST_WINDOW, min(WINDOW_MOVES * m.time.shape[0], MOST_WINDOW)):
         share = s.counts[FITTING] / seen
         s.levels[WEIGHT] *= 1.5 if share == 0.0 else 1.1 if share < 0.4 else 0.92 if share > 0.6 else 1.0
         s.counts[FITTING] = s.counts[SEEN] = 0
