@@ -256,11 +256,15 @@ class _Policy:
             run = self.pool.map if self._is_deep else map
             list(run(_call, self._quick_searches(self.first_round)))
 
-    def _search_quickly(self) -> None:
-        """Do the same beside `hierarchical`, the last ones first, until a schedule fits."""
+    def _search_beside(self) -> None:
+        """Do the same beside `hierarchical`, the last ones first, and then look for the smallest peak.
+
+        All of it ends once a schedule fits.
+        """
         for search in reversed(self._quick_searches(self.until_fitting)):
             if self.best.schedule is None:
                 search()
+        self._find_smallest_peak(self.until_fitting)
 
     def _quick_searches(self, deadline: Deadline) -> Sequence[Callable[[], None]]:
         settings = self.settings
@@ -270,11 +274,11 @@ class _Policy:
     def find_smallest_peak(self) -> None:
         """Look for the smallest peak if no schedule fits so far, unless that has been done beside `hierarchical`."""
         if self._proof is None:
-            self._find_smallest_peak()
+            self._find_smallest_peak(self.first_round)
 
-    def _find_smallest_peak(self) -> None:
+    def _find_smallest_peak(self, deadline: Deadline) -> None:
         if self.best.schedule is None and not self.best.is_final:
-            limit = self._share_of(self.until_fitting, self.settings.smallest_peak_share)
+            limit = self._share_of(deadline, self.settings.smallest_peak_share)
             self._smallest = smallest_peak(self.problem, limit)
             self.best.offer(self._smallest.schedule)
 
@@ -317,13 +321,16 @@ class _Policy:
     def _begin_beside(self, exceeding: Sequence[Schedule]) -> None:
         """Begin searches for a schedule that fits, and then `ilp`; but its first bound first if one nearly fits.
 
-        Annealing then makes that one fit, and sooner than the walks of a long network end.
+        Annealing then makes it fit sooner than the walks of a long network end.
         """
         graph, budget = self.problem.graph, self.problem.budget_bytes
         excess = min(simulate(graph, schedule).peak_bytes for schedule in exceeding) - budget
         is_near = excess <= self.settings.nearly_fits * (budget - graph.resident_bytes)
-        first = [partial(self._consult, _relax, self._proof_limit)] if is_near else []
-        self._begin_proof(*first, self._search_quickly, self._find_smallest_peak)
+        self._begin_proof(*([self._bound_first] if is_near else []), self._search_beside)
+
+    def _bound_first(self) -> None:
+        """Take over the first bound of `ilp`, in the time that it has."""
+        self._consult(_relax, self._proof_limit)
 
     def stop_proof(self) -> None:
         """Stop `ilp` if it goes on."""
