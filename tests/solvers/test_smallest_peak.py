@@ -138,7 +138,6 @@ WITHOUT_NUMBA = """
 import sys
 sys.modules["numba"] = None
 import scheduler as sc
-from scheduler.api import lower
 chain = sc.zoo.uniform_chain(4)
 for call in (
     lambda: sc.solve(chain, "60%", solver="save-all"),
