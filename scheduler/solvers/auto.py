@@ -21,6 +21,7 @@ from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.dp.costs import chain_costs
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
 from scheduler.solvers.eviction_walk import EvictionWalks
+from scheduler.solvers.hierarchical.time_segments import NEAR
 from scheduler.solvers.ilp import solver as ilp
 from scheduler.solvers.incumbent import Incumbent
 from scheduler.solvers.late_order import in_late_order
@@ -97,7 +98,7 @@ class AutoSettings:
     quick_gap: float = 0.05
     first_round_share: float = 0.9
     smallest_peak_share: float = 0.3
-    nearly_fits: float = 0.3
+    nearly_fits: float = NEAR
     neighborhoods_seconds: float = 10.0
     neighborhoods_share: float = 0.25
     long_proof_operations: int = 300
