@@ -26,10 +26,10 @@ from scheduler.solvers.jit import inlined_kernel, inner_kernel
 @inlined_kernel
 def _refresh_block(p, block):  # type: ignore[no-untyped-def]
     """Recompute a block's highest memory and its area over budget."""
-    first = block * BLOCK
-    highest = p.memory[first]
-    for i in range(first + 1, first + BLOCK):
-        highest = max(highest, p.memory[i])
+    memory = p.memory[block]
+    highest = memory[0]
+    for i in range(1, BLOCK):
+        highest = max(highest, memory[i])
     p.highest[block] = highest
     _refresh_area(p, block)
 
@@ -38,11 +38,20 @@ def _refresh_block(p, block):  # type: ignore[no-untyped-def]
 def _refresh_area(p, block):  # type: ignore[no-untyped-def]
     over = np.int64(0)
     if p.highest[block] + p.pending[block] > 0:
-        pending = p.pending[block]
-        for i in range(block * BLOCK, block * BLOCK + BLOCK):
-            over += max(np.int64(0), p.memory[i] + pending)
+        memory, pending = p.memory[block], p.pending[block]
+        for i in range(BLOCK):
+            over += max(np.int64(0), memory[i] + pending)
     p.counts[AREA] += over - p.area[block]
     p.area[block] = over
+
+
+@inlined_kernel
+def _add_within(p, block, first, stop, amount):  # type: ignore[no-untyped-def]
+    """Add to the memory of some slots of a block, counted within it."""
+    part = p.memory[block, first:stop]
+    for i in range(part.shape[0]):  # from zero: an index that might be negative keeps loops from being vectorized
+        part[i] += amount
+    _refresh_block(p, block)
 
 
 @inner_kernel
@@ -52,20 +61,14 @@ def _add(p, first, stop, amount):  # type: ignore[no-untyped-def]
         return
     low, high = first // BLOCK, (stop - 1) // BLOCK
     if low == high:
-        for i in range(first, stop):
-            p.memory[i] += amount
-        _refresh_block(p, low)
+        _add_within(p, low, first - low * BLOCK, stop - low * BLOCK, amount)
         return
-    for i in range(first, (low + 1) * BLOCK):
-        p.memory[i] += amount
-    _refresh_block(p, low)
+    _add_within(p, low, first - low * BLOCK, BLOCK, amount)
     for block in range(low + 1, high):
         p.pending[block] += amount
         if p.area[block] > 0 or p.highest[block] + p.pending[block] > 0:
             _refresh_area(p, block)
-    for i in range(high * BLOCK, stop):
-        p.memory[i] += amount
-    _refresh_block(p, high)
+    _add_within(p, high, 0, stop - high * BLOCK, amount)
 
 
 @inlined_kernel

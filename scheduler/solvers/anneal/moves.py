@@ -270,7 +270,7 @@ def _slot_over(s):  # type: ignore[no-untyped-def]
     while s.profile.area[block] == 0:
         block = (block + 1) % blocks
     place = pick(s, BLOCK)
-    while s.profile.memory[block * BLOCK + place] + s.profile.pending[block] <= 0:
+    while s.profile.memory[block, place] + s.profile.pending[block] <= 0:
         place = (place + 1) % BLOCK
     return block * BLOCK + place
 

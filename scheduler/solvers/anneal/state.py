@@ -86,8 +86,8 @@ class Model(NamedTuple):
 class Profile(NamedTuple):
     """Memory per slot, in blocks.
 
-    `memory` is relative to the budget, without the `pending` addition of the slot's block. Per
-    block: its `highest` memory, without the pending addition, and its `area` over budget.
+    `memory` has a row of slots per block; it is relative to the budget, without the `pending`
+    addition of the block. Per block: its `highest` memory, without the pending addition, and its `area` over budget.
     `counts` is that of the state.
     """
 
@@ -152,7 +152,7 @@ def new_state(model: Model, slots: int, most: int, random: npt.NDArray[np.uint64
         lead=zeros(operations),
         loose=zeros(slots),
         loose_place=zeros(slots),
-        profile=Profile(zeros(slots), zeros(blocks), zeros(blocks), zeros(blocks), counts),
+        profile=Profile(zeros(blocks, BLOCK), zeros(blocks), zeros(blocks), zeros(blocks), counts),
         log=zeros(4 * MOST_LINKS, 3),
         links=zeros(MOST_LINKS, 2),
         kept_run=zeros(slots),

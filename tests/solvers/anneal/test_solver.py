@@ -22,7 +22,7 @@ from scheduler.solvers.anneal import propose, solver
 from scheduler.solvers.anneal.choice import Kind
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.solver import Annealing, _Pair, search
-from scheduler.solvers.anneal.state import AREA, BLOCK, COST
+from scheduler.solvers.anneal.state import AREA, COST
 from scheduler.solvers.anneal.walker import Walker
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.smallest_peak import smallest_peak
@@ -48,7 +48,7 @@ def walker_after(graph: sc.Graph, budget: int, moves: int, *, free: bool) -> Wal
 def memory_kept(walker: Walker) -> np.ndarray:
     """Memory during each run according to the walker, relative to the budget."""
     state = walker.state
-    return (state.profile.memory + np.repeat(state.profile.pending, BLOCK))[state.run >= 0]
+    return (state.profile.memory + state.profile.pending[:, None]).ravel()[state.run >= 0]
 
 
 def simulated(graph: sc.Graph, walker: Walker) -> tuple[sc.Simulation, np.ndarray]:
