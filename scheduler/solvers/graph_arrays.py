@@ -7,6 +7,7 @@ only make searches fast.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,9 @@ class GraphArrays(NamedTuple):
         resident ones.
     output_start, outputs : ndarray of int64
         The same for outputs.
+    joined : ndarray of int64
+        The tensor whose instance each of these outputs joins: the first input on the same storage, or else the first
+        output of the same run on it; -1 for none.
     storage : ndarray of int64, shape (tensors,)
     storage_bytes : ndarray of int64, shape (storages,)
     workspace_bytes : ndarray of int64, shape (operations,)
@@ -53,6 +57,7 @@ class GraphArrays(NamedTuple):
     inputs: Ints
     output_start: Ints
     outputs: Ints
+    joined: Ints
     storage: Ints
     storage_bytes: Ints
     workspace_bytes: Ints
@@ -68,13 +73,15 @@ def graph_arrays(graph: Graph) -> GraphArrays:
     index = graph.index
     producers = cheapest_producers(graph)
     inputs = [[t for t in ids if not index.is_resident[t]] for ids in index.inputs]
+    outputs = [list(ids) for ids in index.outputs]
     input_start, input_ids = flat_rows(inputs)
-    output_start, output_ids = flat_rows([list(ids) for ids in index.outputs])
+    output_start, output_ids = flat_rows(outputs)
     return GraphArrays(
         input_start=input_start,
         inputs=input_ids,
         output_start=output_start,
         outputs=output_ids,
+        joined=joined_tensors(inputs, outputs, index.storage_of),
         storage=np.array(index.storage_of, dtype=np.int64),
         storage_bytes=np.array(index.storage_bytes, dtype=np.int64),
         workspace_bytes=np.array([operation.workspace_bytes for operation in graph.operations], dtype=np.int64),
@@ -91,6 +98,17 @@ def flat_rows(rows: list[list[int]]) -> tuple[Ints, Ints]:
     start = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=start[1:])
     return start, np.array([entry for row in rows for entry in row], dtype=np.int64)
+
+
+def joined_tensors(inputs: list[list[int]], outputs: list[list[int]], storage_of: Sequence[int]) -> Ints:
+    """Return the tensor whose instance each output joins, as `GraphArrays.joined`."""
+    joined: list[int] = []
+    for read, made in zip(inputs, outputs, strict=True):
+        first = {storage_of[t]: t for t in reversed(read)}
+        for t in made:
+            joined.append(first.get(storage_of[t], -1))
+            first.setdefault(storage_of[t], t)
+    return np.array(joined, dtype=np.int64)
 
 
 class _Decoding(NamedTuple):
@@ -145,7 +163,8 @@ def decode_decisions(graph, decision, decision_at_first, most_runs):  # type: ig
     for step in range(steps):
         i = graph.order[step]
         for e in range(graph.input_start[i], graph.input_start[i + 1]):
-            _push(d, graph.inputs[e])
+            if not d.available[graph.inputs[e]]:
+                _push(d, graph.inputs[e])
         if not (_recompute_wanted(graph, d, step) and _append(d, i, step)):
             return d.runs, d.step_of, -1
         _open_gaps(graph, d, i, decision, decision_at_first)
@@ -221,28 +240,44 @@ def _open_gaps(graph, d, i, decision, decision_at_first):  # type: ignore[no-unt
         d.available[t] = d.current[t] == KEEP or graph.pinned[t]
 
 
+class RunsProfile(NamedTuple):
+    """Memory during runs, and how long their outputs are needed.
+
+    Attributes
+    ----------
+    memory : ndarray of int64, shape (runs,)
+        Without the resident bytes.
+    ends : ndarray of int64
+        The position of the last run that needs each output of each run; the number of runs for results.
+    offset : ndarray of int64, shape (runs + 1,)
+        The position of each run's first output in `ends`.
+    """
+
+    memory: Ints
+    ends: Ints
+    offset: Ints
+
+
 @compiled(nogil=True)
 def profile_runs(graph, runs):  # type: ignore[no-untyped-def]
-    """Return memory during each run without the resident bytes, and the last run that needs each output.
-
-    Frees are those of `schedule_from_runs`. The second array is aligned with the outputs of
-    the runs, one after the other.
-    """
-    count, tensors, outputs = runs.shape[0], graph.storage.shape[0], 0
+    """Return the profile of runs, each of which comes after what it reads. Frees are those of `schedule_from_runs`."""
+    count, tensors = runs.shape[0], graph.storage.shape[0]
+    offset = np.zeros(count + 1, dtype=np.int64)
     for p in range(count):
-        outputs += graph.output_start[runs[p] + 1] - graph.output_start[runs[p]]
+        offset[p + 1] = offset[p] + graph.output_start[runs[p] + 1] - graph.output_start[runs[p]]
+    outputs = offset[count]
     ends = np.empty(outputs, dtype=np.int64)
-    _find_ends(graph, runs, ends, np.full(tensors, -1, dtype=np.int64), np.zeros(tensors, dtype=np.bool_))
+    _find_ends(graph, runs, offset, ends, np.full(tensors, -1, dtype=np.int64), np.zeros(tensors, dtype=np.bool_))
     n = _Instances(
-        latest=np.full(tensors, -1, dtype=np.int64),
+        latest=np.zeros(tensors, dtype=np.int64),
         start=np.empty(outputs, dtype=np.int64),
-        end=np.full(outputs, -1, dtype=np.int64),
+        end=np.empty(outputs, dtype=np.int64),
         storage=np.empty(outputs, dtype=np.int64),
     )
-    instances = _find_instances(graph, runs, ends, n)
+    instances = _find_instances(graph, runs, offset, ends, n)
     memory = np.zeros(count + 2, dtype=np.int64)
     _sum_up(graph, runs, n, instances, memory)
-    return memory[:count], ends
+    return RunsProfile(memory[:count], ends, offset)
 
 
 class _Instances(NamedTuple):
@@ -255,18 +290,17 @@ class _Instances(NamedTuple):
 
 
 @inlined_kernel
-def _find_ends(graph, runs, ends, last_use, computed_later):  # type: ignore[no-untyped-def]
+def _find_ends(graph, runs, offset, ends, last_use, computed_later):  # type: ignore[no-untyped-def]
     """Find the position of the last run that needs each output; the number of runs for results."""
-    count, place = runs.shape[0], ends.shape[0]
+    count = runs.shape[0]
     for p in range(count - 1, -1, -1):
         i = runs[p]
-        place -= graph.output_start[i + 1] - graph.output_start[i]
         for k in range(graph.output_start[i + 1] - graph.output_start[i]):
             t = graph.outputs[graph.output_start[i] + k]
             end = last_use[t] if last_use[t] >= 0 else p
             if graph.is_result[t] and not computed_later[t]:
                 end = count
-            ends[place + k] = end
+            ends[offset[p] + k] = end
             last_use[t] = -1
             computed_later[t] = True
         for e in range(graph.input_start[i], graph.input_start[i + 1]):
@@ -275,33 +309,20 @@ def _find_ends(graph, runs, ends, last_use, computed_later):  # type: ignore[no-
 
 
 @inlined_kernel
-def _find_instances(graph, runs, ends, n):  # type: ignore[no-untyped-def]
+def _find_instances(graph, runs, offset, ends, n):  # type: ignore[no-untyped-def]
     """Find the instances, and return their number."""
     instances = 0
-    place = 0
     for p in range(runs.shape[0]):
-        i = runs[p]
-        first = instances
-        for k in range(graph.output_start[i + 1] - graph.output_start[i]):
-            t = graph.outputs[graph.output_start[i] + k]
-            joined = -1
-            for e in range(graph.input_start[i], graph.input_start[i + 1]):
-                if graph.storage[graph.inputs[e]] == graph.storage[t]:
-                    joined = n.latest[graph.inputs[e]]
-                    break
+        first = graph.output_start[runs[p]]
+        for k in range(graph.output_start[runs[p] + 1] - first):
+            t, joined, end = graph.outputs[first + k], graph.joined[first + k], ends[offset[p] + k]
             if joined < 0:
-                for other in range(first, instances):
-                    if n.storage[other] == graph.storage[t]:
-                        joined = other
-                        break
-            if joined < 0:
-                joined = instances
-                n.start[joined] = p
-                n.storage[joined] = graph.storage[t]
+                n.start[instances], n.end[instances], n.storage[instances] = p, end, graph.storage[t]
+                n.latest[t] = instances
                 instances += 1
-            n.latest[t] = joined
-            n.end[joined] = max(n.end[joined], ends[place + k])
-        place += graph.output_start[i + 1] - graph.output_start[i]
+            else:
+                n.latest[t] = n.latest[joined]
+                n.end[n.latest[t]] = max(n.end[n.latest[t]], end)
     return instances
 
 

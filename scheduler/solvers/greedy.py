@@ -170,9 +170,9 @@ class GreedySearch:
             nothing = np.zeros(0, dtype=np.int64)
             return _Outcome(nothing, nothing, nothing, nothing, _INFINITE_BYTES, float("inf"))
         runs, steps = runs[:count].copy(), steps[:count].copy()
-        memory, ends = profile_runs(a, runs)
-        peak = int(memory.max()) + self.graph.resident_bytes
-        return _Outcome(runs, steps, memory, ends, peak, float(a.time[runs].sum()))
+        profile = profile_runs(a, runs)
+        peak = int(profile.memory.max()) + self.graph.resident_bytes
+        return _Outcome(runs, steps, profile.memory, profile.ends, peak, float(a.time[runs].sum()))
 
     def _evict_at_peak(self, outcome: _Outcome) -> bool:
         """Evict the best gaps that are open at the peak until it should fit; return False if there is none."""

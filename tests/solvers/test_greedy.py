@@ -24,7 +24,7 @@ from tests.support.training_graphs import conv_net
 
 def check_profile(graph: sc.Graph, runs: Sequence[int]) -> sc.Simulation:
     """Check memory during runs against the simulator, and return the simulation."""
-    memory, _ = profile_runs(graph_arrays(graph), np.array(runs, dtype=np.int64))
+    memory = profile_runs(graph_arrays(graph), np.array(runs, dtype=np.int64)).memory
     schedule = schedule_from_runs(graph, [int(i) for i in runs])
     simulation = sc.simulate(graph, schedule)
     during = [m for m, action in zip(simulation.memory, schedule, strict=True) if isinstance(action, sc.Compute)]

@@ -9,7 +9,7 @@ import numpy as np
 from scheduler.graph import Graph
 from scheduler.solvers.anneal.retention_loop import RetentionModel
 from scheduler.solvers.anneal.state import Flags, Ints, Model
-from scheduler.solvers.graph_arrays import flat_rows, graph_arrays
+from scheduler.solvers.graph_arrays import flat_rows, graph_arrays, joined_tensors
 from scheduler.solvers.ilp.views import fold_views
 from scheduler.solvers.walk import cheapest_producers
 
@@ -173,6 +173,7 @@ class Contraction:
                 inputs=input_ids,
                 output_start=output_start,
                 outputs=output_ids,
+                joined=joined_tensors(inputs, outputs, index.storage_of),
                 is_result=self._is_result(),
             ),
             folded=np.array(self.folded, dtype=np.bool_),

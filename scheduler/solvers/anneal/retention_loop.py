@@ -91,8 +91,7 @@ class RetentionState(NamedTuple):
 class Outcome(NamedTuple):
     """The runs that decisions lead to, with what `decode_decisions` and `profile_runs` return.
 
-    `offset` is the position of each run's first output in `ends`. `area` is the sum over all
-    runs of the bytes over budget.
+    `area` is the sum over all runs of the bytes over budget.
     """
 
     runs: Ints
@@ -166,15 +165,10 @@ def _outcome(m, s, most):  # type: ignore[no-untyped-def]
         nothing = np.zeros(0, dtype=np.int64)
         return Outcome(nothing, nothing, nothing, nothing, nothing, np.inf, 0)
     runs, steps = runs[:count], steps[:count]
-    memory, ends = profile_runs(graph, runs)
-    area, end = 0, 0
-    offset = np.empty(count + 1, dtype=np.int64)
+    profile, area = profile_runs(graph, runs), 0
     for p in range(count):
-        area += max(0, memory[p] - m.budget)
-        offset[p] = end
-        end += graph.output_start[runs[p] + 1] - graph.output_start[runs[p]]
-    offset[count] = end
-    return Outcome(runs, steps, memory, ends, offset, time, area)
+        area += max(0, profile.memory[p] - m.budget)
+    return Outcome(runs, steps, profile.memory, profile.ends, profile.offset, time, area)
 
 
 @inlined_kernel

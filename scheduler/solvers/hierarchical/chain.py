@@ -163,5 +163,5 @@ def _forward_without_saving(modes: BlockModes) -> tuple[float, int]:
     runs.reverse()
     if not runs:
         return 0.0, 0
-    memory, _ = profile_runs(graph_arrays(graph), np.array(runs, dtype=np.int64))
+    memory = profile_runs(graph_arrays(graph), np.array(runs, dtype=np.int64)).memory
     return math.fsum(graph.operations[i].time for i in runs), int(memory.max())
