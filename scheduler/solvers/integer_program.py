@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import pulp
@@ -88,6 +88,34 @@ ROWS_PER_LOOK = 32
 
 class TimeIsUpError(Exception):
     """A program was not built by its deadline, and will not be solved."""
+
+
+class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
+    """PuLP's interface to HiGHS, but the program is passed in one piece: number by number takes ten times as long."""
+
+    def buildSolverModel(self, lp: pulp.LpProblem) -> None:
+        """Pass a program to be minimized to HiGHS."""
+        from highspy import HighsLp, HighsVarType, MatrixFormat, kHighsInf
+
+        variables, rows = lp.variables(), list(lp._constraints.values())
+        for place, each in chain(enumerate(variables), enumerate(rows)):
+            each.index = place
+        terms = [[(variable.index, number) for variable, number in row.items() if number] for row in rows]
+        program = HighsLp()
+        program.num_col_, program.num_row_ = len(variables), len(rows)
+        program.col_cost_ = [lp.objective.get(variable, 0.0) for variable in variables]
+        program.col_lower_ = [variable.lowBound for variable in variables]
+        program.col_upper_ = [variable.upBound for variable in variables]
+        program.row_lower_ = [-kHighsInf if row.getLb() is None else row.getLb() for row in rows]
+        program.row_upper_ = [kHighsInf if row.getUb() is None else row.getUb() for row in rows]
+        program.a_matrix_.format_ = MatrixFormat.kRowwise
+        program.a_matrix_.start_ = list(accumulate(map(len, terms), initial=0))
+        program.a_matrix_.index_ = [column for row in terms for column, _ in row]
+        program.a_matrix_.value_ = [number for row in terms for _, number in row]
+        if self.mip:
+            kinds = {pulp.LpInteger: HighsVarType.kInteger, pulp.LpContinuous: HighsVarType.kContinuous}
+            program.integrality_ = [kinds[variable.cat] for variable in variables]
+        lp.solverModel.passModel(program)
 
 
 class IntegerProgram:
@@ -177,7 +205,7 @@ class IntegerProgram:
         hold with equality stay in the program. Returns None if no point was found in time, or if HiGHS, which supplies
         the duals, is missing.
         """
-        solver = pulp.HiGHS(mip=False, msg=False, timeLimit=max(0.01, deadline.remaining), threads=1)
+        solver = _Highs(mip=False, msg=False, timeLimit=max(0.01, deadline.remaining), threads=1)
         if not self._is_complete or not self._variables or not solver.available():
             return None
         # PuLP leaves out variables that are in no row, and later rows may have them.
@@ -240,7 +268,7 @@ class IntegerProgram:
 
         kinds = cb.HighsCallbackType
         # Restarts pay off only on large programs; on those of the solver `ilp` they cost a third of the time.
-        solver = pulp.HiGHS(
+        solver = _Highs(
             msg=False,
             timeLimit=deadline.remaining,
             gapRel=1e-7,
