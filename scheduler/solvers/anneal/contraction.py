@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -29,10 +30,11 @@ class Contraction:
     Parameters
     ----------
     graph : Graph
+    budget_bytes : int
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, budget_bytes: int) -> None:
+        self.graph, self.budget_bytes = graph, budget_bytes
         index = graph.index
         views = fold_views(graph)
         self.root, self.folded = views.root, views.folded
@@ -91,8 +93,9 @@ class Contraction:
                 ensure(tensor)
         return runs
 
-    def model(self, budget_bytes: int) -> Model:
-        """Return the contracted graph as flat arrays for the kernels."""
+    @cached_property
+    def model(self) -> Model:
+        """The contracted graph as flat arrays for the kernels."""
         graph, index = self.graph, self.graph.index
         inputs, outputs = self._inputs(), self._outputs()
         groups = [list(dict.fromkeys(index.storage_of[t] for t in row)) for row in outputs]
@@ -147,11 +150,12 @@ class Contraction:
             backward=np.array([op.phase == "backward" for op in graph.operations], dtype=np.bool_),
             time=np.array([0.0 if i in bits else op.time for i, op in enumerate(graph.operations)], dtype=np.float64),
             workspace=np.array([_rounded_up(op.workspace_bytes, shift) for op in graph.operations], dtype=np.int64),
-            budget=np.array([(budget_bytes - graph.resident_bytes) >> shift], dtype=np.int64),
+            budget=np.array([(self.budget_bytes - graph.resident_bytes) >> shift], dtype=np.int64),
         )
 
-    def retention_model(self, budget_bytes: int) -> RetentionModel:
-        """Return the contracted graph for the kernels that decide about tensors; its order is the input order."""
+    @cached_property
+    def retention_model(self) -> RetentionModel:
+        """The contracted graph for the kernels that decide about tensors; its order is the input order."""
         graph, index = self.graph, self.graph.index
         inputs, outputs = self._inputs(), self._outputs()
         arrays = graph_arrays(graph)
@@ -189,7 +193,7 @@ class Contraction:
             tensor=np.concatenate([np.arange(len(uses), dtype=np.int64), input_ids]),
             step_of=np.full(len(graph.operations), -1, dtype=np.int64),
             backward=np.array([op.phase == "backward" for op in graph.operations], dtype=np.bool_),
-            budget=budget_bytes - graph.resident_bytes,
+            budget=self.budget_bytes - graph.resident_bytes,
         )
 
     def _view_rows(

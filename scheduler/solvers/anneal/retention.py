@@ -44,14 +44,13 @@ class RetentionWalker:
     Parameters
     ----------
     contraction : Contraction
-    budget_bytes : int
     seed : int
     """
 
-    def __init__(self, contraction: Contraction, budget_bytes: int, seed: int) -> None:
+    def __init__(self, contraction: Contraction, seed: int) -> None:
         self.contraction = contraction
         self.random = np.random.SeedSequence(seed).generate_state(1, np.uint64) | np.uint64(1)
-        self.model = contraction.retention_model(budget_bytes)
+        self.model = contraction.retention_model
         self.state: RetentionState
         arrays = self.model.graph
         self.unit_time, self.unit_bytes = _mean(arrays.time), _mean(arrays.storage_bytes)

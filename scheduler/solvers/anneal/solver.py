@@ -242,7 +242,7 @@ class Annealing:
             Of all walkers together. With this limit, and if the deadline does not come first,
             the result depends on the arguments only.
         """
-        contraction = Contraction(self.problem.graph)
+        contraction = Contraction(self.problem.graph, self.problem.budget_bytes)
         walkers = [_Pair(self.problem, contraction, seed * self.count + k) for k in range(self.count)]
         deadline = deadline.within(deadline.remaining)
         self._random = Random(seed)
@@ -346,13 +346,12 @@ class _Pair:
     """A walker over sequences of runs and one over retention decisions; one of them anneals at a time."""
 
     def __init__(self, problem: Problem, contraction: Contraction, seed: int) -> None:
-        budget, free = problem.budget_bytes, problem.reorder
         self.operations = len(problem.graph.operations)
-        self.over_runs = Walker(contraction, contraction.model(budget), seed, free=free)
-        self.over_decisions = RetentionWalker(contraction, budget, seed)
+        self.over_runs = Walker(contraction, seed, free=problem.reorder)
+        self.over_decisions = RetentionWalker(contraction, seed)
         self.coolings = 0
         # With alternatives, tensors are recomputed by operations that are chosen for the input order.
-        self.may_shift = free and all(len(task) == 1 for task in problem.graph.index.tasks)
+        self.may_shift = problem.reorder and all(len(task) == 1 for task in problem.graph.index.tasks)
 
     @property
     def seconds(self) -> float:

@@ -22,7 +22,6 @@ from scheduler.solvers.anneal.state import (
     Flags,
     Floats,
     Ints,
-    Model,
     State,
     new_state,
 )
@@ -42,19 +41,18 @@ class Walker:
     Parameters
     ----------
     contraction : Contraction
-    model : Model
     seed : int
     free : bool
         Whether first runs shift too.
     """
 
-    def __init__(self, contraction: Contraction, model: Model, seed: int, *, free: bool) -> None:
-        self.contraction, self.model, self.free = contraction, model, free
+    def __init__(self, contraction: Contraction, seed: int, *, free: bool) -> None:
+        self.contraction, self.model, self.free = contraction, contraction.model, free
         self.random = np.random.SeedSequence(seed).generate_state(1, np.uint64) | np.uint64(1)
         self.state: State
-        self.unit_time = _mean(model.time)
-        self.unit_bytes = _mean(model.group_bytes)
-        self.chunk = max(1, min(CHUNK_MOVES, CHUNK_WORK // len(model.time)))
+        self.unit_time = _mean(self.model.time)
+        self.unit_bytes = _mean(self.model.group_bytes)
+        self.chunk = max(1, min(CHUNK_MOVES, CHUNK_WORK // len(self.model.time)))
         self.moves = 0
         self.seconds = 0.0
 

@@ -62,7 +62,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     best = next(fitting, None)
     if best is None or not suits(problem.graph):
         return Proposal(None, space)
-    walker = NeighborhoodWalker(Contraction(problem.graph), problem.budget_bytes, seed)
+    walker = NeighborhoodWalker(Contraction(problem.graph, problem.budget_bytes), seed)
     while not deadline.passed:
         found = walker.improve(runs_of(problem.graph, best), PROGRAMS_PER_REPORT, deadline)
         if found is not None:
@@ -83,15 +83,13 @@ class NeighborhoodWalker:
     Parameters
     ----------
     contraction : Contraction
-    budget_bytes : int
     seed : int
     """
 
-    def __init__(self, contraction: Contraction, budget_bytes: int, seed: int) -> None:
+    def __init__(self, contraction: Contraction, seed: int) -> None:
         self.contraction = contraction
-        self.budget_bytes = budget_bytes
         self.random = np.random.default_rng(seed)
-        self.storages = Storages(contraction, budget_bytes)
+        self.storages = Storages(contraction)
         self.sizes = [FIRST_SIZE] * SHAPES
 
     def improve(self, runs: Sequence[int], programs: int, deadline: Deadline) -> Schedule | None:
@@ -114,7 +112,7 @@ class NeighborhoodWalker:
                 continue
             schedule = schedule_from_runs(graph, found)
             simulation = simulate(graph, schedule)
-            if simulation.time < time and simulation.peak_bytes <= self.budget_bytes:
+            if simulation.time < time and simulation.peak_bytes <= self.contraction.budget_bytes:
                 best, time, runs = schedule, simulation.time, found
         return best
 

@@ -28,13 +28,12 @@ class Storages:
     Parameters
     ----------
     contraction : Contraction
-    budget_bytes : int
     """
 
-    def __init__(self, contraction: Contraction, budget_bytes: int) -> None:
+    def __init__(self, contraction: Contraction) -> None:
         graph, index = contraction.graph, contraction.graph.index
-        model = contraction.model(budget_bytes)
-        self.budget = budget_bytes - graph.resident_bytes
+        model = contraction.model
+        self.budget = contraction.budget_bytes - graph.resident_bytes
         self.time = [operation.time for operation in graph.operations]
         self.bytes: list[int] = []
         numbers: dict[tuple[int, int], int] = {}

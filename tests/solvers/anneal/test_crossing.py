@@ -21,11 +21,10 @@ from tests.support.training_graphs import uniform_chain
 
 def annealed(graph: sc.Graph, budget: int, seed: int, *, free: bool) -> sc.Schedule:
     """The schedule after hot moves from the save-everything one; it may exceed the budget."""
-    contraction = Contraction(graph)
-    walker = Walker(contraction, contraction.model(budget), seed, free=free)
+    walker = Walker(Contraction(graph, budget), seed, free=free)
     walker.load(runs_of(graph, Problem(graph, budget).save_everything), 0.5)
     walker.cool(0.5, 200, Deadline(1e6))
-    return schedule_from_runs(graph, contraction.expand(walker.state.run[walker.state.run >= 0].tolist()))
+    return schedule_from_runs(graph, walker.contraction.expand(walker.state.run[walker.state.run >= 0].tolist()))
 
 
 @settings(max_examples=examples(150))

@@ -24,7 +24,7 @@ NEVER = Deadline(1e6)
 
 def walked(graph: sc.Graph, budget: int, moves: int, *, free: bool = False) -> RetentionWalker:
     """A walker that has made hot moves from the save-everything schedule."""
-    walker = RetentionWalker(Contraction(graph), budget, 0)
+    walker = RetentionWalker(Contraction(graph, budget), 0)
     walker.load(runs_of(graph, Problem(graph, budget).save_everything))
     walker.cool(5.0, moves, NEVER, free=free)
     return walker

@@ -38,8 +38,7 @@ NEVER = Deadline(1e6)
 
 def walker_after(graph: sc.Graph, budget: int, moves: int, *, free: bool) -> Walker:
     """A walker that has made hot moves from the save-everything schedule."""
-    contraction = Contraction(graph)
-    walker = Walker(contraction, contraction.model(budget), 0, free=free)
+    walker = Walker(Contraction(graph, budget), 0, free=free)
     walker.load(runs_of(graph, Problem(graph, budget).save_everything), 0.5)
     walker.cool(0.5, moves, NEVER)
     return walker
@@ -312,7 +311,7 @@ def test_while_what_fits_is_slow_all_turns_begin_with_what_does_not() -> None:
 def test_the_first_round_is_not_longer_in_large_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = conv_net(4)
     problem = Problem(graph, parse_budget("60%", graph))
-    pair = _Pair(problem, Contraction(graph), 0)
+    pair = _Pair(problem, Contraction(graph, problem.budget_bytes), 0)
     runs = runs_of(graph, problem.save_everything)
     operations = len(graph.operations)
     monkeypatch.setattr(solver, "MOST_FIRST_MOVES", 2 * operations)
@@ -324,7 +323,7 @@ def test_the_first_round_is_not_longer_in_large_graphs(monkeypatch: pytest.Monke
 def test_runs_that_do_not_fit_are_annealed_over_their_decisions_and_by_themselves() -> None:
     graph = conv_net(4)
     problem = Problem(graph, parse_budget("60%", graph))
-    pair = _Pair(problem, Contraction(graph), 0)
+    pair = _Pair(problem, Contraction(graph, problem.budget_bytes), 0)
     runs = runs_of(graph, problem.save_everything)
     moves, found = pair.anneal_exceeding(runs, 1.0, math.inf, NEVER)
     assert len(found) == 2
@@ -339,7 +338,7 @@ def test_runs_are_annealed_from_where_their_decisions_ended(
 ) -> None:
     graph = conv_net(4)
     problem = Problem(graph, parse_budget(budget, graph))
-    pair = _Pair(problem, Contraction(graph), 0)
+    pair = _Pair(problem, Contraction(graph, problem.budget_bytes), 0)
     begins: list[list[int]] = []
     load = pair.over_runs.load
     monkeypatch.setattr(pair.over_runs, "load", lambda runs, hot: (begins.append(list(runs)), load(runs, hot)))
@@ -352,7 +351,7 @@ def test_runs_are_annealed_from_where_their_decisions_ended(
 def test_runs_whose_decisions_could_not_be_annealed_in_time_are_left_alone() -> None:
     graph = conv_net(4)
     problem = Problem(graph, parse_budget("60%", graph))
-    pair, stopped = _Pair(problem, Contraction(graph), 0), Deadline(1e6)
+    pair, stopped = _Pair(problem, Contraction(graph, problem.budget_bytes), 0), Deadline(1e6)
     stopped.stop()
     assert pair.anneal_exceeding(runs_of(graph, problem.save_everything), 1.0, math.inf, stopped) == (0, [])
 
@@ -360,6 +359,6 @@ def test_runs_whose_decisions_could_not_be_annealed_in_time_are_left_alone() -> 
 def test_the_moves_of_both_are_limited_together() -> None:
     graph = conv_net(4)
     problem = Problem(graph, parse_budget("60%", graph))
-    pair = _Pair(problem, Contraction(graph), 0)
+    pair = _Pair(problem, Contraction(graph, problem.budget_bytes), 0)
     moves, _ = pair.anneal_exceeding(runs_of(graph, problem.save_everything), 1.0, 500, NEVER)
     assert (moves, pair.over_decisions.moves, pair.over_runs.moves) == (500, 500, 0)

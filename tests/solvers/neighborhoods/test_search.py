@@ -33,7 +33,7 @@ def greedy_runs(graph: sc.Graph, budget: int) -> Sequence[int]:
 
 def improved(graph: sc.Graph, budget: int, runs: Sequence[int], programs: int, seed: int = 0) -> sc.Schedule | None:
     """The schedule after so many programs."""
-    return NeighborhoodWalker(Contraction(graph), budget, seed).improve(runs, programs, NEVER)
+    return NeighborhoodWalker(Contraction(graph, budget), seed).improve(runs, programs, NEVER)
 
 
 @settings(max_examples=examples(60))
@@ -74,7 +74,7 @@ def test_the_answer_depends_on_the_seed_only() -> None:
 
 def test_it_solves_nothing_once_time_is_up() -> None:
     graph = uniform_chain(6)
-    walker = NeighborhoodWalker(Contraction(graph), 28, 0)
+    walker = NeighborhoodWalker(Contraction(graph, 28), 0)
     with FakeClock():
         assert walker.improve(greedy_runs(graph, 20), 8, Deadline(0.0)) is None
     assert set(walker.sizes) == {FIRST_SIZE}
