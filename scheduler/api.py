@@ -287,7 +287,7 @@ def _faster(graph: Graph, solution: Solution, deadline: Deadline) -> Simulation:
         return problem.baseline
     added = problem.baseline.peak_bytes - solution.budget_bytes
     for eighths in range(1, 8):
-        larger = replace(problem, budget_bytes=solution.budget_bytes + added * eighths // 8)
+        larger = problem.changed(budget_bytes=solution.budget_bytes + added * eighths // 8)
         found = None if deadline.passed else load_solver("greedy")(larger, deadline=deadline, seed=0).schedule
         simulation = problem.baseline if found is None else simulate(graph, found)
         if simulation.peak_bytes <= larger.budget_bytes and simulation.time <= FAST_PLAN * problem.baseline.time:
@@ -345,7 +345,7 @@ def _with_smallest_peak(problem: Problem, proposal: Proposal, solution: Solution
         return replace(solution, smallest_peak_bytes=solution.peak_bytes)
     was_searched = bool(problem.starts)  # for a budget such as "min"
     known = dict.fromkeys((proposal.schedule, proposal.smallest, *problem.starts))
-    problem = replace(problem, starts=tuple(schedule for schedule in known if schedule is not None))
+    problem = problem.changed(starts=tuple(schedule for schedule in known if schedule is not None))
     if solution.schedule is not None:
         with stopped_by_interrupt(deadline):
             is_persistent = proposal.search_space == "persistent"

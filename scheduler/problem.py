@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from scheduler.errors import InvalidBudgetError, InvalidOptionError
 from scheduler.graph import Graph
@@ -172,6 +172,13 @@ class Problem:
         if not isinstance(self.reorder, bool):
             raise InvalidOptionError(f"reorder must be a bool, got {self.reorder!r}")
         check_gap(self.gap)
+
+    def changed(self, **fields: Any) -> Problem:
+        """Return the problem with other fields; unless the graph is among them, what has been computed is kept."""
+        other = replace(self, **fields)
+        if other.graph is self.graph:
+            vars(other).update({name: value for name, value in vars(self).items() if name not in vars(other)})
+        return other
 
     @cached_property
     def save_everything(self) -> Schedule:

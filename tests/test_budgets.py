@@ -103,3 +103,13 @@ def test_a_comparison_takes_all_forms_and_finds_its_rows_again(tmp_path: object)
     )
     assert not ran
     assert [row.budget_bytes for row in again] == [row.budget_bytes for row in table]
+
+
+def test_a_problem_with_another_budget_keeps_what_its_graph_has_cost_to_find_out() -> None:
+    problem = Problem(conv_net(4), 100)
+    known = problem.baseline
+    other = problem.changed(budget_bytes=200, starts=(problem.save_everything,))
+    assert (other.budget_bytes, other.starts) == (200, (problem.save_everything,))
+    assert other.baseline is known
+    with_another_graph = problem.changed(graph=conv_net(5))
+    assert with_another_graph.baseline.time == Problem(conv_net(5), 100).baseline.time != known.time

@@ -149,7 +149,7 @@ def _cases(
             # The smallest known peak must be the same when a comparison is resumed.
             earlier = known.get((digest, str(budget), without_budget.reorder, time_limit))
             given = budget if earlier is None else earlier
-            problem = replace(with_budget(without_budget, given, Deadline(time_limit, whole)), starts=())
+            problem = with_budget(without_budget, given, Deadline(time_limit, whole)).changed(starts=())
             rows = [Row.asked(problem, name, str(budget), solver, time_limit, seed) for solver in solvers]
             cases += [_Case(problem, row) for row in rows]
     return cases
@@ -232,6 +232,6 @@ def _warm_up(solver: str) -> None:
     for graph_or_chain in (uniform_chain(2), random_layered(8)):
         graph, chain = lower(graph_or_chain)
         problem = Problem(graph, 0, chain=chain)
-        problem = replace(problem, budget_bytes=problem.baseline.peak_bytes - 1)
+        problem = problem.changed(budget_bytes=problem.baseline.peak_bytes - 1)
         with suppress(Exception):  # its rows will report it
             load_solver(solver)(problem, deadline=Deadline(1.0), seed=0)

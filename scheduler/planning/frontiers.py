@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
 
@@ -179,7 +179,7 @@ class _Sweep:
                     limit = self.deadline.within(free / len(waiting))
                     running.append(limit)
                     budget = waiting.pop(0)
-                    problem = replace(self.problem, budget_bytes=budget, starts=tuple(self.starts))
+                    problem = self.problem.changed(budget_bytes=budget, starts=tuple(self.starts))
                 started = self.deadline.remaining
                 proposal = propose_with_bounds(problem, self.solver, limit, self.seed)
                 with self._lock:
@@ -212,5 +212,5 @@ class _Sweep:
             infeasible=not fitting and any(other.infeasible for other in above),
             messages=own.messages,
         )
-        problem = replace(self.problem, budget_bytes=budget)
+        problem = self.problem.changed(budget_bytes=budget)
         return grade(problem, proposal, solver=self.solver, seconds=self.seconds[budget])

@@ -440,7 +440,7 @@ class _Policy:
             return
         known = tuple(schedule for schedule in (best.schedule or best.smallest,) if schedule is not None)
         exceeding = chain.from_iterable(self.exceeding.values())
-        problem = replace(self.late, starts=(*known, *self.answers, *self.problem.starts, *exceeding))
+        problem = self.late.changed(starts=(*known, *self.answers, *self.problem.starts, *exceeding))
         try:
             update = partial(self._update, propose=propose, deadline=deadline)
             limit = deadline.within(share * deadline.remaining, update)

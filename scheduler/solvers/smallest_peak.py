@@ -97,12 +97,12 @@ def with_budget(problem: Problem, budget: int | str, deadline: Deadline) -> Prob
 
     def smallest() -> int:
         nonlocal starts
-        found = squeeze(replace(problem, budget_bytes=0), share_for_peak(deadline))
+        found = squeeze(problem.changed(budget_bytes=0), share_for_peak(deadline))
         starts = (found.schedule, *starts)
         return found.peak_bytes
 
     budget_bytes = parse_budget(budget, problem.graph, baseline=problem.baseline, smallest_peak=smallest)
-    return replace(problem, budget_bytes=budget_bytes, starts=starts)
+    return problem.changed(budget_bytes=budget_bytes, starts=starts)
 
 
 def share_for_peak(deadline: Deadline) -> Deadline:
@@ -117,7 +117,7 @@ def quick_peak(problem: Problem, deadline: Deadline, *, only_known: bool = False
     That is what solvers find that keep little and need no compiled kernels; but for a chain whose answer is persistent
     the smallest peak of all such schedules, unless the chain is long or time is up before.
     """
-    search = _PeakSearch(replace(problem, budget_bytes=0), deadline)
+    search = _PeakSearch(problem.changed(budget_bytes=0), deadline)
     for start in problem.starts:
         search.offer(start)
     if only_known:
@@ -196,7 +196,7 @@ def squeeze(problem: Problem, deadline: Deadline, *, known: Smallest | None = No
             failed, before = best.floor.bytes - 1, best.peak_bytes  # Other random numbers may do better.
         half_way = (best.peak_bytes + failed) // 2
         budget, share = (wanted, 1 / 2) if wanted > max(failed, half_way) else (half_way, 1 / 4)
-        attempt = replace(problem, budget_bytes=budget, starts=(start,))
+        attempt = problem.changed(budget_bytes=budget, starts=(start,))
         found = _fitting(attempt, deadline.within(share * deadline.remaining), seed)
         seed += 1
         if found.infeasible:
@@ -318,7 +318,7 @@ class _PeakSearch:
         """Offer a solver's schedule for another budget, unless the peak already fits."""
         if self.fits:
             return
-        problem = replace(self.late, budget_bytes=budget_bytes)
+        problem = self.late.changed(budget_bytes=budget_bytes)
         try:
             schedule = load_solver(solver)(problem, deadline=self.deadline, seed=0).schedule
         except UnsuitableProblemError:

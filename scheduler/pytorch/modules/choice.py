@@ -86,7 +86,7 @@ def plan_modules(
             return starts[0].peak_bytes
 
         budget_bytes = parse_budget(budget, problem.graph, baseline=problem.baseline, smallest_peak=smallest_peak)
-        problem = replace(problem, budget_bytes=budget_bytes)
+        problem = problem.changed(budget_bytes=budget_bytes)
         found = chooser.fastest(budget_bytes, gap=gap, deadline=deadline, patience=patience, starts=starts)
         best = found.best or found.smallest
         proposal = Proposal(

@@ -97,7 +97,7 @@ class Contraction:
     def model(self) -> Model:
         """The contracted graph as flat arrays for the kernels."""
         graph, index = self.graph, self.graph.index
-        inputs, outputs = self._inputs(), self._outputs()
+        inputs, outputs = self._inputs, self._outputs()
         groups = [list(dict.fromkeys(index.storage_of[t] for t in row)) for row in outputs]
         output_groups = [
             [group.index(index.storage_of[t]) for t in row] for group, row in zip(groups, outputs, strict=True)
@@ -157,7 +157,7 @@ class Contraction:
     def retention_model(self) -> RetentionModel:
         """The contracted graph for the kernels that decide about tensors; its order is the input order."""
         graph, index = self.graph, self.graph.index
-        inputs, outputs = self._inputs(), self._outputs()
+        inputs, outputs = self._inputs, self._outputs()
         arrays = graph_arrays(graph)
         input_start, input_ids = flat_rows(inputs)
         output_start, output_ids = flat_rows(outputs)
@@ -239,6 +239,7 @@ class Contraction:
     def _views_of(self, tensors: Iterable[int]) -> list[int]:
         return list(dict.fromkeys(view for t in tensors for view in self.views[t]))
 
+    @cached_property
     def _inputs(self) -> list[list[int]]:
         return [sorted({self.root[t] for t in ids} - {-1}) for ids in self.graph.index.inputs]
 
