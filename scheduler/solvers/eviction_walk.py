@@ -460,7 +460,8 @@ def _distance(graph, uses, s, t, step):  # type: ignore[no-untyped-def]
     """Return how far the next use of a tensor is: all steps, if nothing evicted is recomputed from it either."""
     steps = graph.order.shape[0]
     if s.next_use[t] < uses.start[t + 1]:
-        return (uses.steps[s.next_use[t]] - step) ** s.power
+        distance = float(uses.steps[s.next_use[t]] - step)
+        return distance if s.power == 1.0 else distance**s.power
     for k in range(uses.start[t], uses.start[t + 1]):
         reader = graph.order[uses.steps[k]]
         for place in range(graph.output_start[reader], graph.output_start[reader + 1]):

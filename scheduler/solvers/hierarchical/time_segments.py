@@ -21,7 +21,7 @@ from scheduler.graph import Graph
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, first_runs
 from scheduler.simulator import simulate
-from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.ilp.decoding import decode
 from scheduler.solvers.ilp.path_rows import tighten
 from scheduler.solvers.ilp.precedence import Precedence
@@ -95,7 +95,9 @@ class TimeSegments:
             return
         segments, schedule, least = SEGMENTS[0], None, math.inf
         for number in SEGMENTS:
+            begun = clock.now()
             other = self._solve_divided(number, once, deadline)
+            seconds = clock.now() - begun
             peak = math.inf if other is None else offer(other)
             if peak <= budget:
                 return
@@ -107,8 +109,8 @@ class TimeSegments:
         if least - budget <= NEAR * (budget - self.problem.graph.resident_bytes):
             deadline = deadline.within(NEAR_SHARE * deadline.remaining)
         for _ in range(MOST_PROGRAMS):
-            if deadline.passed or segments < LEAST_SEGMENTS:
-                break
+            if deadline.remaining < seconds or segments < LEAST_SEGMENTS:
+                break  # with more cuts, a program takes longer than those so far
             if schedule is None:
                 once, segments = frozenset(), segments if once else segments // 2
             else:
