@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from functools import cached_property
 from itertools import accumulate
 from random import Random
 
+import numpy as np
+
 from scheduler.graph import Graph
 from scheduler.schedule import Schedule, runs_of, schedule_from_runs
-from scheduler.simulator import simulate
+from scheduler.solvers.graph_arrays import GraphArrays, Ints, graph_arrays, profile_runs
 
 MOST_PARENTS = 8
 """Schedules that are crossed with each other: the fastest known ones."""
-MOST_DRAWN, MOST_SIMULATED = 400, 24
+MOST_DRAWN, MOST_PROFILED = 400, 24
 """So many pairs of parents and cuts are drawn for one crossing, until so many promise to be fast enough."""
 LEAST_GAIN = 1e-3
 """A crossing takes less time than the fastest parent by at least this share: to follow it would change little."""
@@ -109,24 +112,29 @@ class Crossings:
         """
         if not self.are_possible:
             return None
-        best, best_time, most, simulated = None, math.inf, 0.0, 0
+        best: Ints | None = None
+        best_time, most, profiled, arrays = math.inf, 0.0, 0, self._arrays
         fastest = self.parents[0].time
         for _ in range(MOST_DRAWN):
             begin, end = random.sample(self.parents, 2)
             firsts = random.randint(1, min(len(begin.firsts), len(end.firsts)))
             if fastest - self._time(begin, end, firsts) <= LEAST_GAIN * fastest:
                 continue
-            schedule = schedule_from_runs(self.graph, cross(begin, end, firsts))
-            simulation = simulate(self.graph, schedule)
-            gain, excess = fastest - simulation.time, max(1, simulation.peak_bytes - self.budget_bytes)
-            if simulation.time not in self._tried and gain / excess > most:
-                best, best_time, most = schedule, simulation.time, gain / excess
-            simulated += 1
-            if simulated == MOST_SIMULATED:
+            runs = np.array(cross(begin, end, firsts), dtype=np.int64)
+            time, peak_bytes = float(arrays.time[runs].sum()), int(profile_runs(arrays, runs).memory.max())
+            gain, excess = fastest - time, max(1, peak_bytes + self.graph.resident_bytes - self.budget_bytes)
+            if time not in self._tried and gain / excess > most:
+                best, best_time, most = runs, time, gain / excess
+            profiled += 1
+            if profiled == MOST_PROFILED:
                 break
         self._tried.add(best_time)
         self._are_left = best is not None
-        return best
+        return None if best is None else schedule_from_runs(self.graph, best.tolist())
+
+    @cached_property
+    def _arrays(self) -> GraphArrays:
+        return graph_arrays(self.graph)
 
     @staticmethod
     def _time(begin: Parent, end: Parent, firsts: int) -> float:
