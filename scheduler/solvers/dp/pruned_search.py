@@ -236,7 +236,8 @@ class PrunedSearch:
         around[grid.rows[self._root], self._root_slot(grid)] = 0
         units = limit // grid.quantum
         grid = grid._replace(rows=grid.rows.copy())
-        for low, high in reversed(list(self._chunks())):
+        for low, high in reversed(list(self._states.chunks())):
+            self._check_time()
             push_around(self.costs.arrays, self._states, low, high, grid, self._sweeps, units, around)
         return Pruning(around, grid.rows, grid.offsets, grid.unit, grid.quantum, units)
 

@@ -15,6 +15,7 @@ from scheduler.graph.layers import Mode
 from scheduler.problem import Problem
 from scheduler.schedule import follows_input_order
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.dp import pruned_search
 from scheduler.solvers.dp.costs import chain_costs, chain_states
 from scheduler.solvers.dp.dynamic_program import whole_frontier
 from scheduler.solvers.dp.one_cut_bound import one_cut_bound
@@ -270,6 +271,23 @@ def test_out_of_time_the_best_schedule_so_far_comes_with_a_bound_below_it(share:
         simulated = sc.simulate(chain.graph, proposal.schedule)
         assert simulated.peak_bytes <= budget
         assert simulated.time >= time * (1 - 1e-9)
+
+
+def test_no_states_are_pruned_once_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = random_chain(8, 120)
+    deadline = Deadline(1e6)
+    pushed: list[int] = []
+
+    def push_and_stop(*arguments: object) -> None:
+        pushed.append(1)
+        deadline.stop()
+
+    monkeypatch.setattr(pruned_search, "push_around", push_and_stop)
+    search = PrunedSearch(chain, chain_budget(chain, 0.4) - chain.graph.resident_bytes, deadline)
+    assert len(list(search._states.chunks())) > 1
+    assert search.run() is not None
+    assert search.unfinished.startswith("out of time")
+    assert len(pushed) == 1
 
 
 def test_out_of_time_segments_on_several_levels_answer_where_two_passes_do_not_fit() -> None:
