@@ -86,9 +86,9 @@ class Model(NamedTuple):
 class Profile(NamedTuple):
     """Memory per slot, in blocks.
 
-    `memory` has a row of slots per block; it is relative to the budget, without the `pending`
-    addition of the block. Per block: its `highest` memory, without the pending addition, and its `area` over budget.
-    `counts` is that of the state.
+    `memory` has a row per block; it is relative to the budget, without the `pending` addition of
+    the block. Per block: its `highest` memory, without the pending addition, and its `area` over
+    budget. `counts` is that of the state.
     """
 
     memory: Ints

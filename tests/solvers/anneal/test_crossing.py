@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.crossing import MOST_PARENTS, Crossings, Parent, cross
 from scheduler.solvers.anneal.walker import Walker
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.graph_arrays import graph_arrays, profile_runs
 from tests.support.examples import examples
 from tests.support.strategies import graphs, joint_graphs
 from tests.support.training_graphs import uniform_chain
@@ -35,7 +37,9 @@ def test_a_crossing_is_valid_and_in_the_order_of_its_parents(data: st.DataObject
     begin, end = (Parent(graph, annealed(graph, budget, seed, free=free)) for seed in range(2))
     runs = cross(begin, end, data.draw(st.integers(1, min(len(begin.firsts), len(end.firsts)))))
     schedule = schedule_from_runs(graph, runs)
-    sc.simulate(graph, schedule)  # raises if a rule is broken
+    simulation = sc.simulate(graph, schedule)  # raises if a rule is broken
+    memory = profile_runs(graph_arrays(graph), np.array(runs, dtype=np.int64)).memory
+    assert memory.max() + graph.resident_bytes == simulation.peak_bytes
     assert free or follows_input_order(graph, schedule)
 
 
