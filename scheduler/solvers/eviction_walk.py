@@ -362,16 +362,8 @@ def _new_bytes(graph, i):  # type: ignore[no-untyped-def]
     """
     need = graph.workspace_bytes[i]
     for k in range(graph.output_start[i], graph.output_start[i + 1]):
-        storage = graph.storage[graph.outputs[k]]
-        is_new = True
-        for e in range(graph.input_start[i], graph.input_start[i + 1]):
-            if graph.storage[graph.inputs[e]] == storage:
-                is_new = False
-        for other in range(graph.output_start[i], k):
-            if graph.storage[graph.outputs[other]] == storage:
-                is_new = False
-        if is_new:
-            need += graph.storage_bytes[storage]
+        if graph.joined[k] < 0:
+            need += graph.storage_bytes[graph.storage[graph.outputs[k]]]
     return need
 
 
