@@ -109,6 +109,14 @@ def test_cbc_proves_no_more_than_its_relaxation(monkeypatch: pytest.MonkeyPatch)
     assert result.bound <= result.objective
 
 
+def test_a_program_that_highs_refuses_is_not_taken_for_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", "/no such program")
+    program = IntegerProgram("refused")
+    program.at_least("row", [(program.binary("x", 1.0), 1e16)], 1e16)
+    assert program.minimize(Deadline(20)) == MilpResult(False, False, -math.inf, math.inf)
+    assert program.relax(Deadline(20), "row") is None
+
+
 def test_without_highs_and_cbc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     program, _ = knapsack(4)
     monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
