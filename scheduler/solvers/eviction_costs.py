@@ -22,8 +22,12 @@ class EvictionCosts(NamedTuple):
 
     Attributes
     ----------
+    weight : ndarray of float64, shape (storages,)
+        What evicting each storage gains.
     run_cost : ndarray of float64, shape (operations,)
         What each run counts.
+    adds : bool
+        Whether other evicted tensors count as well; if not, only the run of a tensor's own operation.
     connects : bool
         Whether all connected tensors count.
     cost : ndarray of float64, shape (tensors,)
@@ -43,7 +47,9 @@ class EvictionCosts(NamedTuple):
         By `_SUMS` and `_EVICTIONS`: numbers of costs computed, and of evictions of which connected tensors count.
     """
 
+    weight: Floats
     run_cost: Floats
+    adds: bool
     connects: bool
     cost: Floats
     evicted: Flags
@@ -57,11 +63,15 @@ class EvictionCosts(NamedTuple):
 _SUMS, _EVICTIONS = range(2)
 
 
-def no_evictions(tensors: int, run_cost: Floats, *, connects: bool, most: int) -> EvictionCosts:
+def no_evictions(
+    tensors: int, weight: Floats, run_cost: Floats, *, adds: bool, connects: bool, most: int
+) -> EvictionCosts:
     """Return the costs before anything is evicted; connected tensors count for at most so many evictions."""
     evictions = most if connects else 0
     return EvictionCosts(
+        weight=weight,
         run_cost=run_cost,
+        adds=adds,
         connects=connects,
         cost=np.zeros(tensors, dtype=np.float64),
         evicted=np.zeros(tensors, dtype=np.bool_),
@@ -78,6 +88,8 @@ def recomputation_cost(graph, uses, costs, available, t):  # type: ignore[no-unt
     """Return about what the operations that recompute a tensor count."""
     i = graph.producer[t]
     cost = costs.run_cost[i]
+    if not costs.adds:
+        return cost
     costs.counts[_SUMS] += 1
     for e in range(graph.input_start[i], graph.input_start[i + 1]):
         source = graph.inputs[e]

@@ -15,11 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler.graph import Graph
+from scheduler.problem import working_set_bytes
 from scheduler.schedule import Schedule, schedule_from_runs
 from scheduler.simulator import simulate
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.eviction_costs import (
     EvictionCosts,
+    Floats,
     forget_eviction,
     no_evictions,
     note_eviction,
@@ -42,30 +44,39 @@ class Rule(NamedTuple):
     Attributes
     ----------
     counts_runs, counts_time : bool
-        What a recomputation counts: one, its time in mean times, or both. If nothing, what is used last is evicted.
+        What a recomputation counts: one, its time in mean times, or both; if neither, the memory that it takes.
     connects : bool
         Whether those of all evicted tensors count that are connected with a tensor, or only of those that it is
         recomputed from. A chain of which each tensor is recomputed from the one before costs little at every
         eviction, and all of it to rebuild: if they count, some of its tensors stay.
     power : float
         The exponent of the steps. The lower it is, the longer stays what few bytes hold.
+    memory_power : float
+        If memory counts, the exponent of a storage's share of it. The higher it is, the longer stays what takes far
+        more memory to recompute than to keep, such as the mask of a dropout. If it is 0, what is used last is evicted.
+    counts_inputs : bool
+        Whether that memory is all that the operation needs which recomputes a tensor, or only what it allocates.
     """
 
-    counts_runs: bool
-    counts_time: bool
-    connects: bool
-    power: float
+    counts_runs: bool = False
+    counts_time: bool = False
+    connects: bool = False
+    power: float = 1.0
+    memory_power: float = 0.0
+    counts_inputs: bool = False
 
 
 class Eviction(Enum):
     """Rules of which none is best on every graph."""
 
-    RUNS = Rule(counts_runs=True, counts_time=False, connects=False, power=1.0)
-    TIME = Rule(counts_runs=True, counts_time=True, connects=False, power=1.0)
-    NEXT_USE = Rule(counts_runs=False, counts_time=False, connects=False, power=1.0)
-    CONNECTED_RUNS = Rule(counts_runs=True, counts_time=False, connects=True, power=1.0)
-    CONNECTED_TIME = Rule(counts_runs=True, counts_time=True, connects=True, power=1.0)
-    CONNECTED_SOON = Rule(counts_runs=True, counts_time=False, connects=True, power=0.5)
+    RUNS = Rule(counts_runs=True)
+    TIME = Rule(counts_runs=True, counts_time=True)
+    NEXT_USE = Rule()
+    ALLOCATED = Rule(power=0.5, memory_power=4.0)
+    WORKING_SET = Rule(memory_power=8.0, counts_inputs=True)
+    CONNECTED_RUNS = Rule(counts_runs=True, connects=True)
+    CONNECTED_TIME = Rule(counts_runs=True, counts_time=True, connects=True)
+    CONNECTED_SOON = Rule(counts_runs=True, connects=True, power=0.5)
 
 
 class EvictionWalks:
@@ -94,11 +105,33 @@ class EvictionWalks:
         """
         free_bytes = budget_bytes - self.graph.resident_bytes
         most_runs = _MOST_RUNS_PER_OPERATION * len(self._arrays.order) + 1000
-        rule, time = eviction.value, self._arrays.time
-        cost = rule.counts_time * time + rule.counts_runs * (self._mean_time if rule.counts_time else 1.0)
-        costs = no_evictions(len(self._arrays.storage), cost, connects=rule.connects, most=most_runs)
+        rule = eviction.value
+        costs = self._costs(rule, most_runs)
         runs, count = _walk(self._arrays, self._uses, free_bytes, costs, rule.power, most_runs)
         return None if count < 0 else schedule_from_runs(self.graph, runs[:count].tolist())
+
+    def _costs(self, rule: Rule, most: int) -> EvictionCosts:
+        """Return what recomputations count by a rule, before anything is evicted."""
+        time, sizes = self._arrays.time, self._arrays.storage_bytes.astype(np.float64)
+        counts_memory = not (rule.counts_runs or rule.counts_time)
+        if counts_memory:
+            cost = np.maximum(1.0, self._memory(counts_inputs=rule.counts_inputs)) ** rule.memory_power
+            weight = sizes**rule.memory_power
+        else:
+            cost = rule.counts_time * time + rule.counts_runs * (self._mean_time if rule.counts_time else 1.0)
+            weight = sizes
+        connects = rule.connects
+        return no_evictions(
+            len(self._arrays.storage), weight, cost, adds=not counts_memory, connects=connects, most=most
+        )
+
+    def _memory(self, *, counts_inputs: bool) -> Floats:
+        """Return the bytes that each operation needs, or only those that it allocates."""
+        graph, index = self.graph, self.graph.index
+        operations = range(len(graph.operations))
+        if counts_inputs:
+            return np.array([float(working_set_bytes(graph, i) - index.resident_bytes) for i in operations])
+        return np.array([float(index.allocated_bytes[i] + graph.operations[i].workspace_bytes) for i in operations])
 
     def fitting(self, budget_bytes: int, deadline: Deadline) -> Schedule | None:
         """Return the fastest schedule of walks by all rules whose peak fits; None if there is none.
@@ -438,7 +471,7 @@ def _evict_one(graph, uses, s, step):  # type: ignore[no-untyped-def]
             if s.available[t]:
                 distance = min(distance, _distance(graph, uses, s, t, step))
                 cost = max(cost, recomputation_cost(graph, uses, s.costs, s.available, t))
-        score = distance * graph.storage_bytes[storage] / cost if cost > 0.0 else distance
+        score = distance * s.costs.weight[storage] / cost if cost > 0.0 else distance
         if score > best:
             chosen, best = storage, score
     if chosen < 0:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import product
 from typing import NamedTuple
 
 from scheduler.errors import UnsuitableProblemError
@@ -21,7 +22,7 @@ from scheduler.solvers.registry import imported, load_solver
 _SHARE_OF_TIME, _QUICK_SHARE, _QUICK_SECONDS = 0.1, 0.3, 1.0
 """Share of a time limit for the search for the smallest peak, where a budget such as "min" needs it; of a
 short limit the second share, up to these seconds, since part of them loads kernels and bounds the peak."""
-_FIRST_SHARE = 0.8
+_FIRST_SHARE = 0.6
 """Share of the time of `squeeze` for `smallest_peak`, which usually ends early."""
 _FRUGAL_SOLVERS = ("segments", "recompute-all")
 _MOST_RUNS_PER_OPERATION = 32
@@ -29,7 +30,7 @@ _MOST_RUNS_PER_OPERATION = 32
 _MOST_GREEDY_BUDGETS = 8
 _GREEDY_SHARE, _WALKS_SHARE = 0.1, 0.3
 """Shares of the remaining time for the greedy search, which in long graphs seldom finds a smaller peak than walks, and
-for walks by all rules but two."""
+for walks by all rules but three."""
 _FITTING_SHARE, _MOST_DECIDED_OPERATIONS = 0.5, 1_500
 """Share of the time for a budget that `anneal` has before `ilp`, and the most operations for which `ilp` is asked: of
 longer steps it neither finds a schedule in a share of a minute nor refutes one."""
@@ -42,7 +43,9 @@ _MOST_COUNTED_LAYERS = 1000
 """For one of at most so many, that peak without its schedule takes no longer than to simulate other schedules."""
 _SQUEEZE_STEPS = 1000
 """`squeeze` ends when the gap is one step: the distance from the floor to the save-everything peak over this."""
-_FLOOR_SHARE = 0.3
+_STEPS_ABOVE, _WALKS_ABOVE = 8, 4
+"""Walks within slightly more than the least that is enough: how many of these steps they are apart, and how many."""
+_FLOOR_SHARE = 0.4
 """Share of the time of `squeeze` for the floor, which usually takes much less."""
 
 
@@ -269,7 +272,7 @@ class _PeakSearch:
     def walk(self) -> None:
         """Offer the schedules of walks that evict, through the late order and the given one.
 
-        Those by two rules come first: they find most, the second one in long graphs with few recomputations.
+        Those by three rules come first: they find most, the first two in long graphs with few recomputations.
         """
         if self._may_go_on:
             self._walk(self.deadline, are_first=True)
@@ -281,24 +284,30 @@ class _PeakSearch:
         with imported("greedy"):
             # Imported on first use: `import scheduler` must not need numba.
             from scheduler.solvers.eviction_walk import Eviction, EvictionWalks
-        first = (Eviction.RUNS, Eviction.NEXT_USE)
-        rules = [rule for rule in Eviction if (rule in first) == are_first]
-        for problem in [self.problem] if self.late is self.problem else [self.late, self.problem]:
-            walks = EvictionWalks(problem.graph)
-            for rule in rules:
-                self._bisect(partial(walks.within, eviction=rule), deadline)
+        first = (Eviction.ALLOCATED, Eviction.NEXT_USE, Eviction.RUNS)
+        rules = first if are_first else [rule for rule in Eviction if rule not in first]
+        orders = [self.problem] if self.late is self.problem else [self.late, self.problem]
+        walks = [EvictionWalks(problem.graph) for problem in orders]
+        for rule, walk in product(rules, walks):
+            self._search(partial(walk.within, eviction=rule), deadline)
 
-    def _bisect(self, within: Callable[[int], Schedule | None], deadline: Deadline) -> None:
-        """Offer the schedules of walks, by bisection for the least bytes within which they succeed."""
-        step = max(1, (self.problem.baseline.peak_bytes - self.least) // _SQUEEZE_STEPS)
-        budget, failed = self.least, self.least - 1
-        while self.peak_bytes - failed > step and not (self.fits or deadline.passed):
+    def _search(self, within: Callable[[int], Schedule | None], deadline: Deadline) -> None:
+        """Offer the schedules of walks, by bisection for the least bytes that are enough, and then within more.
+
+        A walk may take much less than it stays within, so that one within slightly more at times takes less.
+        """
+        failed, enough = self.least - 1, self.problem.baseline.peak_bytes
+        step = max(1, (enough - failed) // _SQUEEZE_STEPS)
+        budget, above = self.least, _WALKS_ABOVE
+        while above and self._may_go_on and not deadline.passed:
             schedule = within(budget)
             if schedule is not None:
                 self.offer(schedule)
-            if schedule is None or self.peak_bytes > budget:
-                failed = budget
-            budget = (failed + self.peak_bytes) // 2
+            if enough - failed > step:
+                failed, enough = (budget, enough) if schedule is None else (failed, budget)
+                budget = (failed + enough) // 2
+            else:
+                budget, above = max(budget, enough) + _STEPS_ABOVE * step, above - 1
 
     def ask_greedy(self) -> None:
         """Offer the schedules of the greedy search, by bisection for the least budget that it fits."""
