@@ -10,6 +10,7 @@ Kirisame et al. 2021, "Dynamic Tensor Rematerialization"; here the next uses are
 from __future__ import annotations
 
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,8 @@ _MOST_ATTEMPTS = 8
 class Rule(NamedTuple):
     """What a walk evicts when memory is short: what has the highest score.
 
-    The score of a storage is its bytes, times a power of the steps until its next use, per recomputation.
+    The score of a storage is its bytes, times a power of the steps until its next use, per recomputation. If what a
+    recomputation counts is memory, it is their share of that memory, to another power, times that of the steps.
 
     Attributes
     ----------
@@ -52,8 +54,8 @@ class Rule(NamedTuple):
     power : float
         The exponent of the steps. The lower it is, the longer stays what few bytes hold.
     memory_power : float
-        If memory counts, the exponent of a storage's share of it. The higher it is, the longer stays what takes far
-        more memory to recompute than to keep, such as the mask of a dropout. If it is 0, what is used last is evicted.
+        The exponent of a storage's share of the memory. The higher it is, the longer stays what takes far more memory
+        to recompute than to keep, such as the mask of a dropout. If it is 0, what is used last is evicted.
     counts_inputs : bool
         Whether that memory is all that the operation needs which recomputes a tensor, or only what it allocates.
     """
@@ -111,27 +113,31 @@ class EvictionWalks:
         return None if count < 0 else schedule_from_runs(self.graph, runs[:count].tolist())
 
     def _costs(self, rule: Rule, most: int) -> EvictionCosts:
-        """Return what recomputations count by a rule, before anything is evicted."""
-        time, sizes = self._arrays.time, self._arrays.storage_bytes.astype(np.float64)
+        """Return what recomputations count by a rule, before anything is evicted, for at most so many evictions."""
+        weight = self._arrays.storage_bytes.astype(np.float64)
         counts_memory = not (rule.counts_runs or rule.counts_time)
         if counts_memory:
-            cost = np.maximum(1.0, self._memory(counts_inputs=rule.counts_inputs)) ** rule.memory_power
-            weight = sizes**rule.memory_power
+            memory = self._working_sets if rule.counts_inputs else self._allocated
+            weight, cost = weight**rule.memory_power, memory**rule.memory_power
+        elif rule.counts_time:
+            cost = self._arrays.time + rule.counts_runs * self._mean_time
         else:
-            cost = rule.counts_time * time + rule.counts_runs * (self._mean_time if rule.counts_time else 1.0)
-            weight = sizes
-        connects = rule.connects
-        return no_evictions(
-            len(self._arrays.storage), weight, cost, adds=not counts_memory, connects=connects, most=most
-        )
+            cost = np.ones(len(self._arrays.time))
+        tensors, adds = len(self._arrays.storage), not counts_memory
+        return no_evictions(tensors, weight, cost, adds=adds, connects=rule.connects, most=most)
 
-    def _memory(self, *, counts_inputs: bool) -> Floats:
-        """Return the bytes that each operation needs, or only those that it allocates."""
-        graph, index = self.graph, self.graph.index
-        operations = range(len(graph.operations))
-        if counts_inputs:
-            return np.array([float(working_set_bytes(graph, i) - index.resident_bytes) for i in operations])
-        return np.array([float(index.allocated_bytes[i] + graph.operations[i].workspace_bytes) for i in operations])
+    @cached_property
+    def _working_sets(self) -> Floats:
+        """Bytes in memory while each operation runs, without resident ones, and at least one."""
+        resident = self.graph.index.resident_bytes
+        needs = [working_set_bytes(self.graph, i) - resident for i in range(len(self.graph.operations))]
+        return np.maximum(1.0, np.array(needs, dtype=np.float64))
+
+    @cached_property
+    def _allocated(self) -> Floats:
+        """Bytes that each operation allocates, workspace included, and at least one."""
+        sizes = np.array(self.graph.index.allocated_bytes, dtype=np.float64)
+        return np.maximum(1.0, sizes + self._arrays.workspace_bytes)
 
     def fitting(self, budget_bytes: int, deadline: Deadline) -> Schedule | None:
         """Return the fastest schedule of walks by all rules whose peak fits; None if there is none.
