@@ -414,8 +414,12 @@ class _Policy:
             self._walk(graph, deadline)
 
     def _walk(self, graph: Graph, deadline: Deadline) -> None:
-        """Offer the fastest schedule of walks through an order that evict when memory is short."""
-        walk = EvictionWalks(graph).fitting(self.problem.budget_bytes, deadline)
+        """Offer the fastest schedule of walks through an order that evict when memory is short.
+
+        Beside other solvers the first one that fits is enough: then `ilp` begins sooner.
+        """
+        any_fits = deadline is self.until_fitting
+        walk = EvictionWalks(graph).fitting(self.problem.budget_bytes, deadline, any_fits=any_fits)
         if walk is not None:
             self.answers.append(walk)
             self.best.offer(walk)

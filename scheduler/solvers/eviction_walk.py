@@ -69,12 +69,12 @@ class Rule(NamedTuple):
 
 
 class Eviction(Enum):
-    """Rules of which none is best on every graph."""
+    """Rules of which none is best on every graph; those first that find most, and in long graphs soonest."""
 
+    ALLOCATED = Rule(power=0.5, memory_power=4.0)
+    NEXT_USE = Rule()
     RUNS = Rule(counts_runs=True)
     TIME = Rule(counts_runs=True, counts_time=True)
-    NEXT_USE = Rule()
-    ALLOCATED = Rule(power=0.5, memory_power=4.0)
     WORKING_SET = Rule(memory_power=8.0, counts_inputs=True)
     CONNECTED_RUNS = Rule(counts_runs=True, connects=True)
     CONNECTED_TIME = Rule(counts_runs=True, counts_time=True, connects=True)
@@ -139,8 +139,8 @@ class EvictionWalks:
         sizes = np.array(self.graph.index.allocated_bytes, dtype=np.float64)
         return np.maximum(1.0, sizes + self._arrays.workspace_bytes)
 
-    def fitting(self, budget_bytes: int, deadline: Deadline) -> Schedule | None:
-        """Return the fastest schedule of walks by all rules whose peak fits; None if there is none.
+    def fitting(self, budget_bytes: int, deadline: Deadline, *, any_fits: bool = False) -> Schedule | None:
+        """Return the fastest schedule of walks by all rules whose peak fits, or the first; None if there is none.
 
         While the peak is larger than what a walk stayed within, it walks again within as much
         less, a few times. Once the deadline has passed, the first schedule that fits is enough;
@@ -148,7 +148,7 @@ class EvictionWalks:
         """
         best: tuple[float, Schedule] | None = None
         for eviction in Eviction:
-            if best is not None and deadline.passed:
+            if best is not None and (any_fits or deadline.passed):
                 break
             found = self._fitting(budget_bytes, eviction, deadline)
             if found is not None and (best is None or found[0] < best[0]):

@@ -28,9 +28,9 @@ _FRUGAL_SOLVERS = ("segments", "recompute-all")
 _MOST_RUNS_PER_OPERATION = 32
 """A step that recomputes more takes that many times as long, and to simulate its schedule takes seconds."""
 _MOST_GREEDY_BUDGETS = 8
-_GREEDY_SHARE, _WALKS_SHARE = 0.1, 0.3
-"""Shares of the remaining time for the greedy search, which in long graphs seldom finds a smaller peak than walks, and
-for walks by all rules but three."""
+_GREEDY_SHARE, _FIRST_RULES, _WALKS_SHARE = 0.1, 3, 0.3
+"""Share of the remaining time for the greedy search, which in long graphs seldom finds a smaller peak than walks; and
+of what remains after walks by so many rules, the share for those by the other ones."""
 _FITTING_SHARE, _MOST_DECIDED_OPERATIONS = 0.5, 1_500
 """Share of the time for a budget that `anneal` has before `ilp`, and the most operations for which `ilp` is asked: of
 longer steps it neither finds a schedule in a share of a minute nor refutes one."""
@@ -272,7 +272,7 @@ class _PeakSearch:
     def walk(self) -> None:
         """Offer the schedules of walks that evict, through the late order and the given one.
 
-        Those by three rules come first: they find most, the first two in long graphs with few recomputations.
+        Those by the first rules come first, in either order.
         """
         if self._may_go_on:
             self._walk(self.deadline, are_first=True)
@@ -284,8 +284,7 @@ class _PeakSearch:
         with imported("greedy"):
             # Imported on first use: `import scheduler` must not need numba.
             from scheduler.solvers.eviction_walk import Eviction, EvictionWalks
-        first = (Eviction.ALLOCATED, Eviction.NEXT_USE, Eviction.RUNS)
-        rules = first if are_first else [rule for rule in Eviction if rule not in first]
+        rules = list(Eviction)[:_FIRST_RULES] if are_first else list(Eviction)[_FIRST_RULES:]
         orders = [self.problem] if self.late is self.problem else [self.late, self.problem]
         walks = [EvictionWalks(problem.graph) for problem in orders]
         for rule, walk in product(rules, walks):

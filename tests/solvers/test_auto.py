@@ -44,8 +44,9 @@ def test_the_walk_within_the_budget_is_made_once(monkeypatch: pytest.MonkeyPatch
     budgets: list[int] = []
     fitting = EvictionWalks.fitting
 
-    def counted(walks: EvictionWalks, budget_bytes: int, deadline: Deadline) -> sc.Schedule | None:
+    def counted(walks: EvictionWalks, budget_bytes: int, deadline: Deadline, *, any_fits: bool) -> sc.Schedule | None:
         budgets.append(budget_bytes)
+        assert not any_fits  # no other solver runs beside it
         return fitting(walks, budget_bytes, deadline)
 
     monkeypatch.setattr(EvictionWalks, "fitting", counted)
@@ -148,7 +149,7 @@ def test_annealing_of_a_deep_network_starts_from_what_hierarchical_found_that_do
     monkeypatch.setattr(auto, "load_solver", stub)
     monkeypatch.setattr(auto.ilp, "propose", stub("ilp"))
     monkeypatch.setattr(auto.anneal, "search", search)
-    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_: None)
+    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_, any_fits: None)
     sc.solve(graph, "45%", time_limit=2)
     assert larger in starts
 
@@ -192,7 +193,7 @@ def test_walks_and_programs_run_beside_hierarchical_once_it_says_that_nothing_fi
     monkeypatch.setattr(auto, "load_solver", stub)
     monkeypatch.setattr(auto, "_relax", relax)
     monkeypatch.setattr(auto.ilp, "propose", prove)
-    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_: began.append("walk"))
+    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_, any_fits: began.append("walk"))
     monkeypatch.setattr(auto, "smallest_peak", look)
     sc.solve(graph, "45%", time_limit=2)
     assert proves.is_set()
@@ -219,7 +220,8 @@ def test_a_walk_beside_hierarchical_stops_once_a_schedule_fits(monkeypatch: pyte
 
         return propose
 
-    def walk(walks_: EvictionWalks, budget_bytes: int, deadline: Deadline) -> None:
+    def walk(walks_: EvictionWalks, budget_bytes: int, deadline: Deadline, *, any_fits: bool) -> None:
+        assert any_fits
         walks.set()
         while not (deadline.stopped or stopped.is_set()):
             time.sleep(0.001)
@@ -265,7 +267,7 @@ def test_annealing_gets_both_cores_where_programs_have_run_beside_hierarchical(
     monkeypatch.setattr(auto, "load_solver", stub)
     monkeypatch.setattr(auto.ilp, "propose", prove)
     monkeypatch.setattr(auto.anneal, "search", search)
-    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_: None)
+    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_, any_fits: None)
     sc.solve(graph, "45%", time_limit=2)
     assert walkers[0] == (1 if is_silent else 2)
 

@@ -87,6 +87,25 @@ def test_a_fitting_walk_fits_and_is_found_wherever_the_first_walk_fits(graph: sc
         assert sc.simulate(graph, first).peak_bytes > budget
 
 
+def test_where_any_schedule_is_enough_no_other_walk_is_made_after_the_first_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = uniform_chain(20)
+    budget, within, rules = Problem(graph, 0).floor.bytes + 4, EvictionWalks.within, list[Eviction]()
+
+    def counted(walks: EvictionWalks, budget_bytes: int, eviction: Eviction) -> sc.Schedule | None:
+        rules.append(eviction)
+        return within(walks, budget_bytes, eviction)
+
+    monkeypatch.setattr(EvictionWalks, "within", counted)
+    found = EvictionWalks(graph).fitting(budget, Deadline(math.inf), any_fits=True)
+    assert found is not None
+    assert sc.simulate(graph, found).peak_bytes <= budget
+    assert rules == [next(iter(Eviction))]
+    assert EvictionWalks(graph).fitting(budget, Deadline(math.inf)) is not None
+    assert set(rules) == set(Eviction)
+
+
 def test_no_walk_begins_once_none_is_needed() -> None:
     graph = uniform_chain(4)
     walks, budget = EvictionWalks(graph), Problem(graph, 0).baseline.peak_bytes
