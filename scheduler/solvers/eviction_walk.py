@@ -140,11 +140,11 @@ class EvictionWalks:
         return np.maximum(1.0, sizes + self._arrays.workspace_bytes)
 
     def fitting(self, budget_bytes: int, deadline: Deadline, *, any_fits: bool = False) -> Schedule | None:
-        """Return the fastest schedule of walks by all rules whose peak fits, or the first; None if there is none.
+        """Return the fastest schedule of walks by all rules whose peak fits; None if there is none.
 
         While the peak is larger than what a walk stayed within, it walks again within as much
-        less, a few times. Once the deadline has passed, the first schedule that fits is enough;
-        once it is stopped, none is needed.
+        less, a few times. With `any_fits`, or once the deadline has passed, the first schedule
+        that fits is enough; once the deadline is stopped, none is needed.
         """
         best: tuple[float, Schedule] | None = None
         for eviction in Eviction:
