@@ -55,8 +55,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     keep at the cuts. A walk through the operations keeps these and recomputes the others when
     they are needed. If simulation shows that this schedule fits and takes the time that the
     program claims, it is optimal; otherwise the prices of memory in a linear relaxation say
-    which cuts the next program has (`CutSearch`). The two orders take turns. For any order, pairs of
-    tasks that may run in either order make branches (`OrderBranches`).
+    which cuts the next program has (`CutSearch`). The two orders take turns; in large steps, those for
+    any order come first while known schedules are far from the bound. For any order, pairs of tasks
+    that may run in either order make branches (`OrderBranches`).
 
     Guarantee: the bounds hold for every schedule in the input order and in any order; the
     schedule is optimal in the input order if its time equals the bound, which is usually the
@@ -203,7 +204,9 @@ class _Search:
         return self.any if shares and is_next else self.input
 
     def _needs_any_order(self) -> bool:
-        return self.problem.reorder and not self._is_done(self.any) and not self._do_orders_agree()
+        """Return whether any order needs a program that the next one for the input order does not replace."""
+        replaces = self._do_orders_agree() and not self.free.comes_first
+        return self.problem.reorder and not self._is_done(self.any) and not replaces
 
     def _is_done(self, order: _Order) -> bool:
         """Return whether an order needs no further program."""

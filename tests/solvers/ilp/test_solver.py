@@ -7,7 +7,7 @@ import pytest
 import scheduler as sc
 from scheduler.problem import Problem, parse_budget
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.ilp import solver
+from scheduler.solvers.ilp import cut_search, order_branches, solver
 from scheduler.solvers.ilp.cut_search import CutSearch
 from scheduler.solvers.ilp.order_branches import OrderBranches
 from scheduler.solvers.ilp.precedence import Precedence
@@ -125,6 +125,32 @@ def test_the_first_program_leaves_half_of_the_time_for_the_bound_over_all_orders
     graph = conv_net(6)
     propose(Problem(graph, parse_budget("50%", graph)), deadline=Deadline(100), seed=0)
     assert 40 < limits[0] <= 50
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_a_program_that_holds_for_both_orders_delays_those_for_any_order_only_near_the_bound(
+    monkeypatch: pytest.MonkeyPatch, is_far: bool
+) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    monkeypatch.setattr(order_branches, "LEAST_GAP", 0.0 if is_far else 1.0)
+    graph = uniform_chain(8)
+    known = sc.solve(graph, 20, solver="recompute-all", time_limit=2).schedule
+    assert known is not None
+    orders: list[str] = []
+    raise_bound = CutSearch.raise_bound
+
+    def raise_given(search: CutSearch, deadline: Deadline, slack: float = 0.0) -> sc.Schedule | None:
+        orders.append("input")
+        return raise_bound(search, deadline, slack)
+
+    def raise_any(branches: OrderBranches, deadline: Deadline, slack: float = 0.0) -> None:
+        orders.append("any")
+
+    monkeypatch.setattr(CutSearch, "raise_bound", raise_given)
+    monkeypatch.setattr(OrderBranches, "raise_bound", raise_any)
+    propose_with_programs(Problem(graph, 20, starts=(known,)), Deadline(20), 2)
+    # A chain has one order, so every program holds for both.
+    assert orders[:2] == ["input", "any" if is_far else "input"]
 
 
 @pytest.mark.parametrize("is_long", [False, True])
