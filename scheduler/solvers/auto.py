@@ -62,10 +62,17 @@ class AutoSettings:
         Share of that time for the smallest peak where nothing fits so far.
     nearly_fits : float
         A schedule nearly fits if it exceeds the budget by at most this share of it, without what is resident.
-    neighborhoods_seconds, neighborhoods_share : float
-        With so much time, the last search has this share of it, and includes `neighborhoods`.
-    long_proof_operations, long_proof_gap : int, float
-        From so many operations on, `ilp` goes on in their place if the gap over all orders is larger than this.
+    small_operations : int
+        A graph of fewer operations is small: `anneal` soon finds little in it, `ilp` and `neighborhoods` still do.
+    neighborhoods_seconds : float
+        With so much time, the last search includes `neighborhoods`.
+    last_share, small_last_share : float
+        Share of the time for such a last search, and in a small graph.
+    long_proof_gap, small_proof_gap : float
+        `ilp` goes on in that search if the gap over all orders is larger than this, and in a small graph.
+    small_anneal_share : float
+        If it does, share of that search for `anneal` in a small graph; `neighborhoods` have the rest. In others
+        `anneal` has all of it.
     nothing_fits_share : float
         Share of the last search where nothing fits so far; then the smallest peak has the rest.
     hierarchical_share : float
@@ -99,10 +106,13 @@ class AutoSettings:
     first_round_share: float = 0.9
     smallest_peak_share: float = 0.3
     nearly_fits: float = NEAR
-    neighborhoods_seconds: float = 10.0
-    neighborhoods_share: float = 0.25
-    long_proof_operations: int = 300
+    small_operations: int = 300
+    neighborhoods_seconds: float = 8.0
+    last_share: float = 0.25
+    small_last_share: float = 0.4
     long_proof_gap: float = 0.03
+    small_proof_gap: float = 0.005
+    small_anneal_share: float = 0.5
     nothing_fits_share: float = 0.3
     hierarchical_share: float = 0.2
     ilp_alone_seconds: float = 4.0
@@ -188,7 +198,8 @@ class _Policy:
         self.solves_neighborhoods = deadline.remaining >= settings.neighborhoods_seconds and neighborhoods.suits(
             problem.graph
         )
-        share = 1 - settings.neighborhoods_share if self.solves_neighborhoods else settings.first_round_share
+        last_share = settings.small_last_share if self._is_small else settings.last_share
+        share = 1 - last_share if self.solves_neighborhoods else settings.first_round_share
         self.first_round = self._share_of(deadline, share)
         self.until_fitting = self.first_round.within(math.inf)
         self.ended = False
@@ -286,7 +297,7 @@ class _Policy:
     def prove_and_search(self) -> None:
         """Run `ilp` alone; if that takes long, or `hierarchical` has run before, other searches at the same time.
 
-        In a large graph `ilp` goes on if the gap stays large.
+        `ilp` goes on if the gap stays large.
         """
         settings, limit, pool = self.settings, self.first_round, self.pool
         operations = len(self.problem.graph.operations)
@@ -309,13 +320,13 @@ class _Policy:
             wait([walk], timeout=min(self._for_other_orders(limit).remaining, TIMEOUT_MAX))
             limit.stop()
             walk.result()
-        is_close = self._possible_gain <= settings.long_proof_gap
-        if is_close or self._proof.done() or not self._proof_goes_on:
+        is_close = self._possible_gain <= (settings.small_proof_gap if self._is_small else settings.long_proof_gap)
+        if is_close or self._proof.done() or not self.solves_neighborhoods:
             self.stop_proof()
 
     def _begin_proof(self, *first: Callable[[], None]) -> None:
         """Run `ilp`, and other searches before it, at the same time as what follows."""
-        if self._proof_goes_on:
+        if self.solves_neighborhoods:
             self._proof_limit = self._share_of(self.deadline, self.settings.first_round_share)
         self._proof = self.pool.submit(_call, *first, partial(self._consult, ilp.propose, self._proof_limit))
 
@@ -350,11 +361,16 @@ class _Policy:
             self._search_in(self._for_other_orders(self.deadline))
 
     def _search_in(self, limit: Deadline) -> None:
-        """Run `anneal`; and at the same time, if there is enough, `ilp` if it goes on, or else `neighborhoods`."""
+        """Run `anneal`; and at the same time, if there is enough, `ilp` if it goes on, or else `neighborhoods`.
+
+        In a small graph these follow `anneal` if `ilp` goes on.
+        """
         if not self.solves_neighborhoods:
             self._anneal(anneal.WALKERS, limit)
         elif self._proof is not None:
-            self._anneal(1, limit)
+            self._anneal(1, self._share_of(limit, self.settings.small_anneal_share) if self._is_small else limit)
+            if self._is_small:
+                self._consult(neighborhoods.propose, limit)
             self.stop_proof()
         else:
             programs = self.pool.submit(self._consult, neighborhoods.propose, limit)
@@ -380,10 +396,8 @@ class _Policy:
         return (late,) if late is given else (late, given)
 
     @property
-    def _proof_goes_on(self) -> bool:
-        """Whether `ilp` may go on in the last search."""
-        operations = len(self.problem.graph.operations)
-        return self.solves_neighborhoods and operations >= self.settings.long_proof_operations
+    def _is_small(self) -> bool:
+        return len(self.problem.graph.operations) < self.settings.small_operations
 
     @property
     def _is_deep(self) -> bool:
@@ -559,8 +573,8 @@ STAGES = (
     ),
     Stage(
         ("anneal", "neighborhoods"),
-        "from the best schedule, if another order may save time; far from the bound, `ilp` goes on instead of"
-        f" `neighborhoods` from {SETTINGS.long_proof_operations} operations on",
+        "from the best schedule, if another order may save time; far from the bound `ilp` goes on, instead of"
+        f" `neighborhoods` from {SETTINGS.small_operations} operations on",
         _Policy.search_from_the_best,
     ),
     Stage(("squeeze",), "if no schedule fits so far", _Policy.squeeze_peak),

@@ -349,9 +349,12 @@ def test_annealing_starts_again_where_it_gives_up_far_from_the_bound(monkeypatch
     assert len(set(seeds)) == len(seeds)
 
 
-@pytest.mark.parametrize(("proven", "goes_on"), [(0.5, True), (0.99, False)])
-def test_integer_programs_go_on_instead_of_neighborhoods_where_the_gap_is_large(
-    monkeypatch: pytest.MonkeyPatch, proven: float, goes_on: bool
+@pytest.mark.parametrize(
+    ("is_small", "proven", "goes_on"),
+    [(False, 0.5, True), (False, 0.99, False), (True, 0.99, True), (True, 0.999, False)],
+)
+def test_integer_programs_go_on_where_the_gap_is_large_and_in_a_small_graph_neighborhoods_follow_annealing(
+    monkeypatch: pytest.MonkeyPatch, is_small: bool, proven: float, goes_on: bool
 ) -> None:
     graph, limit = conv_net(5), 20.0
     known = sc.solve(graph, "60%", solver="ilp", time_limit=20)
@@ -374,7 +377,8 @@ def test_integer_programs_go_on_instead_of_neighborhoods_where_the_gap_is_large(
     def improve(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         return spend("neighborhoods", deadline)
 
-    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, ilp_alone_seconds=0.01, long_proof_operations=0))
+    small = len(graph.operations) + is_small
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, ilp_alone_seconds=0.01, small_operations=small))
     monkeypatch.setattr(auto.neighborhoods, "suits", lambda graph: True)
     monkeypatch.setattr(auto.neighborhoods, "propose", improve)
     monkeypatch.setattr(auto.ilp, "propose", prove)
@@ -383,7 +387,9 @@ def test_integer_programs_go_on_instead_of_neighborhoods_where_the_gap_is_large(
         began = fake.seconds
         assert sc.solve(graph, "60%", time_limit=limit).time == known.time
     assert (ended["proof"] > 0.8 * limit) == goes_on
-    assert ("neighborhoods" in ended) == (not goes_on)
+    assert ("neighborhoods" in ended) == (is_small or not goes_on)
+    if is_small and goes_on:
+        assert ended["annealing"] < 0.9 * limit < ended["neighborhoods"]
 
 
 def test_no_other_order_is_searched_for_if_it_could_save_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
