@@ -12,7 +12,7 @@ from scheduler.solution import Proposal, relative_gap
 from scheduler.solvers.deadline import Deadline, clock
 from scheduler.solvers.greedy import GreedySearch
 from scheduler.solvers.ilp.cut_search import CutSearch
-from scheduler.solvers.ilp.order_branches import OrderBranches
+from scheduler.solvers.ilp.order_branches import LEAST_GAP, OrderBranches
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
 
@@ -44,7 +44,8 @@ schedules that walks and greedy searches do not find."""
 MOST_EXCEEDING = 3
 """So many of the last points that do not fit are passed on to other searches."""
 LEAST_GLOBAL_SECONDS = 2.0
-"""Least time for the bound over all orders once nothing is left to do for the input order."""
+"""Least time for the bound over all orders once nothing is left to do for the input order; and for the same again if it
+is then still more than `LEAST_GAP` below."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -129,6 +130,7 @@ class _Search:
         self.exceeding: list[Schedule] = []
         self._began = clock.now()
         self._end: Deadline | None = None
+        self._is_extended = False
 
     @property
     def infeasible(self) -> bool:
@@ -195,13 +197,22 @@ class _Search:
         if self.deadline.passed or self.infeasible or self._is_closed(min(self.input.time, self.any.time), self.any):
             return None
         if self._is_done(self.input):
-            # The bound over all orders gets as much time again.
-            least = LEAST_GLOBAL_SECONDS if self.problem.reorder else 0.0
-            self._end = self._end or self.deadline.within(max(least, clock.now() - self._began))
-            return None if self._end.passed or not self._needs_any_order() else self.any
+            return self.any if self._needs_any_order() and self._has_global_time() else None
         shares = self.input.programs and self._needs_any_order()
         is_next = self.free.comes_first or self.any.spent <= INPUT_FACTOR * self.input.spent
         return self.any if shares and is_next else self.input
+
+    def _has_global_time(self) -> bool:
+        """Return whether the bound over all orders has time left, once nothing is left to do for the input order.
+
+        It has as much time as all before it; if it is then still far below, some more.
+        """
+        if self._end is None:
+            self._end = self.deadline.within(max(LEAST_GLOBAL_SECONDS, clock.now() - self._began))
+        elif self._end.passed and not self._is_extended and relative_gap(self.input.time, self.any.bound) > LEAST_GAP:
+            self._is_extended = True
+            self._end = self.deadline.within(LEAST_GLOBAL_SECONDS)
+        return not self._end.passed
 
     def _needs_any_order(self) -> bool:
         """Return whether any order needs a program that the next one for the input order does not replace."""

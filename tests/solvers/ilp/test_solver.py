@@ -153,6 +153,31 @@ def test_a_program_that_holds_for_both_orders_delays_those_for_any_order_only_ne
     assert orders[:2] == ["input", "any" if is_far else "input"]
 
 
+@pytest.mark.parametrize("is_far", [False, True])
+def test_the_bound_over_all_orders_has_more_time_while_it_is_far_below(
+    monkeypatch: pytest.MonkeyPatch, is_far: bool
+) -> None:
+    graph = conv_net(6)
+    problem = Problem(graph, parse_budget("70%", graph))
+    known = sc.solve(graph, "70%", solver="ilp").time
+    spent: list[float] = []
+
+    def raise_any(branches: OrderBranches, deadline: Deadline, slack: float = 0.0) -> None:
+        for branch in branches._branches:
+            branch.search.bound = (0.5 if is_far else 0.995) * known
+        spent.append(deadline.remaining)
+        clock.advance(deadline.remaining)
+
+    monkeypatch.setattr(OrderBranches, "raise_bound", raise_any)
+    monkeypatch.setattr(OrderBranches, "comes_first", False)
+    monkeypatch.setattr(solver._Search, "_do_orders_agree", lambda search: False)
+    monkeypatch.setattr(solver, "INPUT_FACTOR", -1.0)  # programs for any order come last
+    with FakeClock(seconds_per_look=1e-6) as clock:
+        proposal = propose(problem, deadline=Deadline(100), seed=0)
+    assert (proposal.search_space, proposal.bound) == ("input order", known)
+    assert sum(spent) == pytest.approx((2 if is_far else 1) * solver.LEAST_GLOBAL_SECONDS, rel=0.01)
+
+
 @pytest.mark.parametrize("is_long", [False, True])
 def test_a_long_graph_has_a_bound_over_all_orders_before_its_first_program(
     monkeypatch: pytest.MonkeyPatch, is_long: bool
