@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pulp
@@ -25,8 +25,27 @@ for _solver in vars(pulp).values():
     if isinstance(_error := getattr(_solver, "err", None), BaseException):
         _error.__traceback__ = None
 
-Terms = Iterable[tuple[pulp.LpVariable, float]]
-Row = tuple[Sequence[tuple[pulp.LpVariable, float]], float]
+
+class Variable:
+    """A variable of an integer program.
+
+    Attributes
+    ----------
+    number : int
+        Its place among all variables of its program.
+    value : float or None
+        Its value in the last point that was found.
+    """
+
+    __slots__ = ("number", "value")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.value: float | None = None
+
+
+Terms = Iterable[tuple[Variable, float]]
+Row = tuple[Sequence[tuple[Variable, float]], float]
 """Sum of coefficient x variable, and its least value."""
 
 
@@ -93,29 +112,15 @@ class TimeIsUpError(Exception):
 class _Highs(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types
     """PuLP's interface to HiGHS, but the program is passed in one piece: number by number takes seven times as long."""
 
-    def buildSolverModel(self, lp: pulp.LpProblem) -> None:
-        """Pass a program to be minimized to HiGHS, or raise `PulpSolverError` if it refuses it."""
-        from highspy import HighsLp, HighsStatus, HighsVarType, MatrixFormat, kHighsInf
+    def __init__(self, program: IntegerProgram, **options: Any) -> None:
+        super().__init__(msg=False, threads=1, **options)
+        self.program = program
 
-        variables, rows = lp.variables(), list(lp._constraints.values())
-        for place, each in chain(enumerate(variables), enumerate(rows)):
-            each.index = place
-        terms = [[(variable.index, number) for variable, number in row.items() if number] for row in rows]
-        program = HighsLp()
-        program.num_col_, program.num_row_ = len(variables), len(rows)
-        program.col_cost_ = [lp.objective.get(variable, 0.0) for variable in variables]
-        program.col_lower_ = [variable.lowBound for variable in variables]
-        program.col_upper_ = [variable.upBound for variable in variables]
-        program.row_lower_ = [-kHighsInf if row.getLb() is None else row.getLb() for row in rows]
-        program.row_upper_ = [kHighsInf if row.getUb() is None else row.getUb() for row in rows]
-        program.a_matrix_.format_ = MatrixFormat.kRowwise
-        program.a_matrix_.start_ = list(accumulate(map(len, terms), initial=0))
-        program.a_matrix_.index_ = [column for row in terms for column, _ in row]
-        program.a_matrix_.value_ = [number for row in terms for _, number in row]
-        if self.mip:
-            kinds = {pulp.LpInteger: HighsVarType.kInteger, pulp.LpContinuous: HighsVarType.kContinuous}
-            program.integrality_ = [kinds[variable.cat] for variable in variables]
-        if lp.solverModel.passModel(program) == HighsStatus.kError:
+    def buildSolverModel(self, lp: pulp.LpProblem) -> None:
+        """Pass the program to HiGHS, or raise `PulpSolverError` if it refuses it."""
+        from highspy import HighsStatus
+
+        if lp.solverModel.passModel(self.program.for_highs(self.mip)) == HighsStatus.kError:
             raise pulp.PulpSolverError("HiGHS refuses the program: a number of it is too large or not finite")
 
 
@@ -127,37 +132,54 @@ class IntegerProgram:
     name : str
     deadline : Deadline, optional
         Adding a row after it raises `TimeIsUpError`.
+
+    Attributes
+    ----------
+    variables : list of Variable
+    costs : list of float
+        What each adds to the sum.
+    problem : pulp.LpProblem
+        What PuLP says of the last solution.
+
+    Rows are kept as numbers, as HiGHS takes them: to build PuLP's own takes longer than to solve many a program, and
+    only CBC needs them.
     """
 
     def __init__(self, name: str, deadline: Deadline | None = None) -> None:
         self._deadline, self._is_complete = deadline, True
         self.problem = pulp.LpProblem(name, pulp.LpMinimize)
-        self.cost: list[tuple[pulp.LpVariable, float]] = []
-        self._variables: list[pulp.LpVariable] = []
-        self._rows: list[pulp.LpConstraint] = []
+        self.variables: list[Variable] = []
+        self._names: list[str] = []
+        self.costs: list[float] = []
+        self._most: list[int] = []
+        self._is_integer: list[bool] = []
+        self._rows: list[str] = []
+        self._least: list[float] = []
+        self._limits: list[float] = []
+        self._starts, self._columns, self._coefficients = [0], list[int](), list[float]()
+        """The terms of row r are entries `_starts[r]` to `_starts[r + 1]` of the other two."""
+        self._duals: list[float] = []
 
-    def binary(self, name: str, cost: float = 0.0) -> pulp.LpVariable:
+    def binary(self, name: str, cost: float = 0.0) -> Variable:
         """Add a variable in {0, 1}."""
-        return self._variable(name, cost, pulp.LpInteger)
+        return self._variable(name, cost, is_integer=True)
 
-    def fraction(self, name: str, cost: float = 0.0) -> pulp.LpVariable:
+    def fraction(self, name: str, cost: float = 0.0) -> Variable:
         """Add a variable in [0, 1]."""
-        return self._variable(name, cost, pulp.LpContinuous)
+        return self._variable(name, cost, is_integer=False)
 
     def count(self, name: str, terms: Terms, most: int) -> None:
-        """Add the rows that say: sum of coefficient x variable is an integer from 0 to `most`."""
-        number = self._variable(name, 0.0, pulp.LpInteger, most)
-        same = [(number, -1.0), *terms]
-        self.at_least(name, same, 0)
-        self.at_most(name, same, 0)
+        """Add the row that says: sum of coefficient x variable is an integer from 0 to `most`."""
+        number = self._variable(name, 0.0, is_integer=True, most=most)
+        self._row(name, [(number, -1.0), *terms], 0, 0)
 
     def at_least(self, name: str, terms: Terms, least: float) -> None:
         """Add the row: sum of coefficient x variable >= least."""
-        self._row(name, terms, pulp.LpConstraintGE, least)
+        self._row(name, terms, least, math.inf)
 
     def at_most(self, name: str, terms: Terms, most: float) -> None:
         """Add the row: sum of coefficient x variable <= most."""
-        self._row(name, terms, pulp.LpConstraintLE, most)
+        self._row(name, terms, -math.inf, most)
 
     def minimize(
         self,
@@ -177,8 +199,7 @@ class IntegerProgram:
         """
         if not self._is_complete:
             return MilpResult(False, False, -math.inf, math.inf)
-        self.problem.setObjective(pulp.LpAffineExpression(self.cost))
-        if not self._variables and not deadline.passed:
+        if not self.variables and not deadline.passed:
             return self._constant()
         if not deadline.passed and pulp.HiGHS(msg=False).available():
             with suppress(Exception):  # of any kind: it must not cost the answers of other solvers
@@ -206,14 +227,12 @@ class IntegerProgram:
         hold with equality stay in the program. Returns None if no point was found in time, or if HiGHS, which supplies
         the duals, is missing.
         """
-        solver = _Highs(mip=False, msg=False, timeLimit=max(0.01, deadline.remaining), threads=1)
-        if not self._is_complete or not self._variables or not solver.available():
+        solver = _Highs(self, mip=False, timeLimit=max(0.01, deadline.remaining))
+        if not self._is_complete or not self.variables or not solver.available():
             return None
-        # PuLP leaves out variables that are in no row, and later rows may have them.
-        cost = dict.fromkeys(self._variables, 0.0) | dict(self.cost)
-        self.problem.setObjective(pulp.LpAffineExpression(list(cost.items())))
+        self.problem.sol_status = pulp.LpSolutionNoSolutionFound
         with suppress(Exception):
-            self.problem.solve(solver)
+            self._solve(solver)
         if self.problem.sol_status != pulp.LpSolutionOptimal:
             return None
         added: dict[Any, Row] = {}
@@ -229,32 +248,29 @@ class IntegerProgram:
         with suppress(TimeIsUpError):
             for key in binding:
                 self.at_least("added", *added[key])
-        return Relaxed(objective, [max(0.0, -row.pi) for row in self._rows if row.name.startswith(rows)], binding)
+        priced = [max(0.0, -dual) for row, dual in zip(self._rows, self._duals, strict=False) if row.startswith(rows)]
+        return Relaxed(objective, priced, binding)
 
     def _relax_again(self, rows: Sequence[Row], deadline: Deadline) -> bool:
         """Solve the last LP relaxation with further rows, starting from its solution; return whether that succeeded."""
-        from highspy import HighsModelStatus, kHighsInf
+        from highspy import HighsModelStatus
 
         model = self.problem.solverModel
         starts = list(accumulate((len(terms) for terms, _ in rows), initial=0))
-        columns = [variable.index for terms, _ in rows for variable, _ in terms]
+        columns = [variable.number for terms, _ in rows for variable, _ in terms]
         coefficients = [coefficient for terms, _ in rows for _, coefficient in terms]
-        limits, no_limits = [least for _, least in rows], [kHighsInf] * len(rows)
+        limits, no_limits = [least for _, least in rows], [math.inf] * len(rows)
         model.addRows(len(rows), limits, no_limits, starts[-1], starts[:-1], columns, coefficients)
         model.setOptionValue("time_limit", model.getRunTime() + max(0.01, deadline.remaining))
         model.run()
         if model.getModelStatus() != HighsModelStatus.kOptimal:
             return False
-        solution = model.getSolution()
-        for variable, value in zip(self._variables, solution.col_value, strict=True):
-            variable.varValue = value
-        for row, price in zip(self._rows, solution.row_dual, strict=False):
-            row.pi = price
+        self._take_solution()
         return True
 
     def _constant(self) -> MilpResult:
-        # Without variables each row reads 0 >= limit or 0 <= limit; PuLP keeps -limit as its constant.
-        broken = any(row.sense * row.constant < 0 for row in self._rows)
+        # Without variables each row reads: least <= 0 <= limit.
+        broken = any(least > 0 for least in self._least) or any(limit < 0 for limit in self._limits)
         return MilpResult(not broken, broken, math.inf if broken else 0.0, math.inf if broken else 0.0)
 
     def _minimize_highs(
@@ -270,18 +286,17 @@ class IntegerProgram:
         kinds = cb.HighsCallbackType
         # Restarts pay off only on large programs; on those of the solver `ilp` they cost a third of the time.
         solver = _Highs(
-            msg=False,
+            self,
             timeLimit=deadline.remaining,
             gapRel=1e-7,
             gapAbs=absolute_gap,
             objective_target=target,
-            threads=1,
             mip_allow_restart=False,
             callbackTuple=(stop_early, None),
             callbacksToActivate=[kinds.kCallbackMipInterrupt, kinds.kCallbackSimplexInterrupt],
             **options,
         )
-        self.problem.solve(solver)
+        self._solve(solver)
         model = self.problem.solverModel
         status = model.getModelStatus()
         if status in (HighsModelStatus.kInfeasible, HighsModelStatus.kUnboundedOrInfeasible):
@@ -289,8 +304,7 @@ class IntegerProgram:
             return MilpResult(False, True, math.inf, math.inf)
         information = model.getInfo()
         # The dual bound excludes the constant of the objective, which has none here.
-        has_integers = any(variable.cat == pulp.LpInteger for variable in self._variables)
-        if has_integers:
+        if any(self._is_integer):
             bound = float(information.mip_dual_bound)
         else:
             bound = float(information.objective_function_value) if status == HighsModelStatus.kOptimal else -math.inf
@@ -298,37 +312,103 @@ class IntegerProgram:
         objective = self._objective() if found else math.inf
         return MilpResult(found, False, min(bound, objective) if math.isfinite(bound) else -math.inf, objective)
 
+    def _solve(self, solver: _Highs) -> None:
+        """Solve with HiGHS, and take over values and duals."""
+        solver.actualSolve(self.problem)
+        self._take_solution()
+
+    def _take_solution(self) -> None:
+        solution = self.problem.solverModel.getSolution()
+        if solution.value_valid:
+            for variable, value in zip(self.variables, solution.col_value, strict=True):
+                variable.value = value
+        self._duals = solution.row_dual
+
     def _minimize_cbc(self, deadline: Deadline, absolute_gap: float) -> MilpResult:
         # CBC reports no bound: an LP relaxation supplies it.
-        status = self.problem.solve(_cbc(mip=False, msg=False, timeLimit=deadline.remaining))
+        self.problem = self.for_cbc()
+        status = self._solve_cbc(mip=False, timeLimit=deadline.remaining)
         if status == pulp.LpStatusInfeasible:
             return MilpResult(False, True, math.inf, math.inf)
         solved = self.problem.sol_status == pulp.LpSolutionOptimal and not deadline.passed
         bound = self._objective() if solved else -math.inf
-        self.problem.solve(_cbc(msg=False, timeLimit=max(0.1, deadline.remaining), gapRel=0.0, gapAbs=absolute_gap))
+        self._solve_cbc(timeLimit=max(0.1, deadline.remaining), gapRel=0.0, gapAbs=absolute_gap)
         if self.problem.sol_status == pulp.LpSolutionInfeasible and not deadline.passed:
             return MilpResult(False, True, math.inf, math.inf)
         found = self.problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
         return MilpResult(found, False, bound, self._objective() if found else math.inf)
 
-    def _objective(self) -> float:
-        return _value(self.cost)
+    def _solve_cbc(self, **options: object) -> int:
+        """Solve with CBC, take over the values, and return PuLP's status."""
+        status: int = self.problem.solve(_cbc(msg=False, **options))
+        for variable, other in zip(self.variables, self.problem.variables(), strict=True):
+            variable.value = other.varValue
+        return status
 
-    def _variable(self, name: str, cost: float, category: str, most: int = 1) -> pulp.LpVariable:
+    def for_highs(self, has_integers: bool) -> Any:
+        """Return the program as a `HighsLp`; without integers, as its relaxation."""
+        from highspy import HighsLp, HighsVarType, MatrixFormat
+
+        program = HighsLp()
+        program.num_col_, program.num_row_ = len(self.variables), len(self._rows)
+        program.col_cost_, program.col_lower_, program.col_upper_ = self.costs, [0] * len(self._most), self._most
+        program.row_lower_, program.row_upper_ = self._least, self._limits
+        program.a_matrix_.format_ = MatrixFormat.kRowwise
+        program.a_matrix_.start_, program.a_matrix_.index_ = self._starts, self._columns
+        program.a_matrix_.value_ = self._coefficients
+        if has_integers:
+            kinds = (HighsVarType.kContinuous, HighsVarType.kInteger)
+            program.integrality_ = [kinds[is_integer] for is_integer in self._is_integer]
+        return program
+
+    def for_cbc(self) -> pulp.LpProblem:
+        """Return the program with PuLP's variables and rows."""
+        problem = pulp.LpProblem(self.problem.name, pulp.LpMinimize)
         # PuLP sorts variables by name: numbered names keep them in the order of creation.
-        variable = self.problem.add_variable(f"x{len(self._variables):07d}_{name}", 0, most, category)
-        self._variables.append(variable)
-        if cost:
-            self.cost.append((variable, cost))
+        variables = [
+            problem.add_variable(f"x{number:07d}_{name}", 0, most, pulp.LpInteger if is_integer else pulp.LpContinuous)
+            for number, (name, most, is_integer) in enumerate(
+                zip(self._names, self._most, self._is_integer, strict=True)
+            )
+        ]
+        # It leaves out those that are in no row, unless the objective has them.
+        problem.setObjective(pulp.LpAffineExpression(list(zip(variables, self.costs, strict=True))))
+        limits = zip(self._rows, self._least, self._limits, strict=True)
+        for r, ((start, end), (name, least, most)) in enumerate(zip(pairwise(self._starts), limits, strict=True)):
+            numbers = zip(self._columns[start:end], self._coefficients[start:end], strict=True)
+            terms = [(variables[column], number) for column, number in numbers]
+            for sense, limit in ((pulp.LpConstraintGE, least), (pulp.LpConstraintLE, most)):
+                if math.isfinite(limit):
+                    row = pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, f"{name}_{r}_{sense}", limit)
+                    problem.addConstraint(row)
+        return problem
+
+    def _objective(self) -> float:
+        return math.fsum(
+            cost * (variable.value or 0.0) for variable, cost in zip(self.variables, self.costs, strict=True) if cost
+        )
+
+    def _variable(self, name: str, cost: float, *, is_integer: bool, most: int = 1) -> Variable:
+        variable = Variable(len(self.variables))
+        self.variables.append(variable)
+        self._names.append(name)
+        self.costs.append(cost)
+        self._most.append(most)
+        self._is_integer.append(is_integer)
         return variable
 
-    def _row(self, name: str, terms: Terms, sense: int, limit: float) -> None:
+    def _row(self, name: str, terms: Terms, least: float, limit: float) -> None:
         if self._deadline is not None and len(self._rows) % ROWS_PER_LOOK == 0 and self._deadline.passed:
             self._is_complete = False
             raise TimeIsUpError
-        row = pulp.LpConstraint(pulp.LpAffineExpression(list(terms)), sense, f"{name}_{len(self._rows)}", limit)
-        self._rows.append(row)
-        self.problem.addConstraint(row)
+        for variable, coefficient in terms:
+            if coefficient:
+                self._columns.append(variable.number)
+                self._coefficients.append(coefficient)
+        self._starts.append(len(self._columns))
+        self._rows.append(name)
+        self._least.append(least)
+        self._limits.append(limit)
 
 
 def _cbc(**options: object) -> pulp.LpSolver:
@@ -339,9 +419,9 @@ def _cbc(**options: object) -> pulp.LpSolver:
 
 
 def _value(terms: Terms) -> float:
-    return math.fsum(coefficient * (variable.varValue or 0.0) for variable, coefficient in terms)
+    return math.fsum(coefficient * (variable.value or 0.0) for variable, coefficient in terms)
 
 
-def is_set(variable: pulp.LpVariable) -> bool:
+def is_set(variable: Variable) -> bool:
     """Return whether a variable is 1, within the tolerances of the solver."""
-    return bool((variable.varValue or 0.0) > 0.5)
+    return bool((variable.value or 0.0) > 0.5)

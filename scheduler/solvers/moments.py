@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import pulp
-
 from scheduler.graph import Graph
 from scheduler.problem import Floor, Problem, necessary_tasks, possible_first_runs, working_set_bytes
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.views import FoldedViews, fold_views
-from scheduler.solvers.integer_program import IntegerProgram, TimeIsUpError
+from scheduler.solvers.integer_program import IntegerProgram, TimeIsUpError, Variable
 from scheduler.solvers.scaling import byte_units
 
 
@@ -27,7 +25,7 @@ from scheduler.solvers.scaling import byte_units
 class _Sum:
     """A sum of binaries and a constant."""
 
-    terms: tuple[pulp.LpVariable, ...] = ()
+    terms: tuple[Variable, ...] = ()
     constant: int = 0
 
     def __add__(self, other: _Sum) -> _Sum:
@@ -171,7 +169,7 @@ class MomentProgram:
     done: dict[int, _Sum] = field(init=False, default_factory=dict)
     runs: dict[int, _Sum] = field(init=False, default_factory=dict)
     first: dict[int, _Sum] = field(init=False, default_factory=dict)
-    live: dict[int, pulp.LpVariable] = field(init=False, default_factory=dict)
+    live: dict[int, Variable] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.known.graph
@@ -198,7 +196,7 @@ class MomentProgram:
 
     def _add_variables(self) -> None:
         index, known = self.index, self.known
-        by_storage: dict[int, list[pulp.LpVariable]] = {}
+        by_storage: dict[int, list[Variable]] = {}
         for i in self.operations:
             task = index.task_of[i]
             certain = len(index.tasks[task]) == 1 and task in known.necessary

@@ -13,12 +13,12 @@ import pulp
 import pytest
 
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.integer_program import IntegerProgram, MilpResult, TimeIsUpError, _cbc, is_set
+from scheduler.solvers.integer_program import IntegerProgram, MilpResult, TimeIsUpError, Variable, _cbc, is_set
 from tests.support.deadlines import CountedDeadline
 from tests.support.paths import ROOT
 
 
-def knapsack(items: int) -> tuple[IntegerProgram, list[pulp.LpVariable]]:
+def knapsack(items: int) -> tuple[IntegerProgram, list[Variable]]:
     """Cover at least half of the weights 3, 5, 7, ... at the least cost 4, 5, 6, ..."""
     program = IntegerProgram("cover")
     chosen = [program.binary("item", float(4 + i)) for i in range(items)]
@@ -82,9 +82,10 @@ def test_a_count_is_an_integer_though_what_it_counts_may_be_parts(only_bound: bo
     assert optimum(2).infeasible
 
 
-def test_an_infeasible_program_is_distinguished_from_one_out_of_time() -> None:
+def test_an_infeasible_program_is_distinguished_from_one_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", "/no such program")
     program, _ = knapsack(4)
-    program.at_most("nothing", [(variable, 1.0) for variable in program._variables], 0)
+    program.at_most("nothing", [(variable, 1.0) for variable in program.variables], 0)
     impossible = program.minimize(Deadline(10))
     assert impossible.infeasible
     assert impossible.bound == math.inf
@@ -201,12 +202,12 @@ def test_pulp_reports_optimal_after_a_time_limit_and_is_not_trusted(
 
 def test_cbc_reports_optimal_within_a_tolerance_and_is_given_none(monkeypatch: pytest.MonkeyPatch) -> None:
     loose, _ = knapsack(12)
-    loose.problem.setObjective(pulp.LpAffineExpression(loose.cost))
-    loose.problem.solve(_cbc(msg=False, gapRel=0.5))
-    assert pulp.LpStatus[loose.problem.status] == "Optimal"
+    problem = loose.for_cbc()
+    problem.solve(_cbc(msg=False, gapRel=0.5))
+    assert pulp.LpStatus[problem.status] == "Optimal"
     hide_highs(monkeypatch)
     tight = knapsack(12)[0].minimize(Deadline(20))
-    assert tight.objective == cheapest_cover(12) <= pulp.value(loose.problem.objective)
+    assert tight.objective == cheapest_cover(12) <= pulp.value(problem.objective)
     # The bound is that of the relaxation, so the gap stays open although CBC reports "Optimal".
     assert tight.bound < tight.objective
 
@@ -214,7 +215,7 @@ def test_cbc_reports_optimal_within_a_tolerance_and_is_given_none(monkeypatch: p
 def test_values_within_a_tolerance_of_an_integer_count_as_integers() -> None:
     (variable,) = knapsack(1)[1]
     for value, expected in ((0.9999997, True), (1.0000002, True), (3e-7, False), (-1e-9, False), (None, False)):
-        variable.varValue = value
+        variable.value = value
         assert is_set(variable) is expected
 
 

@@ -11,17 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-import pulp
-
 from scheduler.pytorch.modules.calls import OUTSIDE
 from scheduler.pytorch.modules.points import Holding, Literal, Point, Points
 from scheduler.pytorch.modules.regions import Layout, Regions
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.integer_program import IntegerProgram, MilpResult, is_set
+from scheduler.solvers.integer_program import IntegerProgram, MilpResult, Variable, is_set
 
 _COMMON_SIZE = 1000.0
 
-_Term = tuple[int, pulp.LpVariable, int]
+_Term = tuple[int, Variable, int]
 """The part of the step in which something is held, the variable for it, and 1, or -1 if the variable excludes it."""
 
 
@@ -30,9 +28,9 @@ class _Sum:
     """A constant, and bytes times variables."""
 
     constant: int = 0
-    coefficients: dict[pulp.LpVariable, int] = field(default_factory=dict)
+    coefficients: dict[Variable, int] = field(default_factory=dict)
 
-    def add(self, variable: pulp.LpVariable, size: int) -> None:
+    def add(self, variable: Variable, size: int) -> None:
         """Add bytes times a variable."""
         self.coefficients[variable] = self.coefficients.get(variable, 0) + size
 
@@ -41,7 +39,7 @@ class _Sum:
         """The largest value that it can have."""
         return self.constant + sum(size for size in self.coefficients.values() if size > 0)
 
-    def terms(self, unit: float) -> list[tuple[pulp.LpVariable, float]]:
+    def terms(self, unit: float) -> list[tuple[Variable, float]]:
         """Return the variables with their coefficients, in a unit of bytes."""
         return [(variable, size / unit) for variable, size in self.coefficients.items() if size]
 
@@ -152,13 +150,13 @@ class Program:
         self.peak = None if budget_bytes is not None else self.program.fraction("peak", 1.0)
         self.limit_bytes = most_bytes - resident_bytes if budget_bytes is None else budget_bytes - resident_bytes
         costs = 0.0 if self.peak is not None else 1 / self.time_unit
-        self.variables: dict[Literal, pulp.LpVariable] = {}
+        self.variables: dict[Literal, Variable] = {}
         for c, time in options.times.items():
             self.variables[Literal(c)] = self.program.binary(f"recompute_{c}", costs * time)
         for c, time in options.savings.items():
             self.variables[Literal(c, True)] = self.program.binary(f"keep_{c}", -costs * time)
         self.terms: dict[Holding, _Term] = {}
-        self.subtotals: dict[object, pulp.LpVariable] = {}
+        self.subtotals: dict[object, Variable] = {}
         self.parts = _parts(layout)
         self.rivals = _rivals(layout, options)
         self._add_rules(layout)
@@ -222,7 +220,7 @@ class Program:
         parts = {self.parts[c] for true, false in holding for c, _ in true | false} - {OUTSIDE}
         return parts.pop() if len(parts) == 1 else OUTSIDE
 
-    def _subtotal(self, part: _Sum) -> pulp.LpVariable:
+    def _subtotal(self, part: _Sum) -> Variable:
         """Return a variable for the bytes that one part of the step holds, as a share of the most; rows share it."""
         key = (part.constant, frozenset(part.coefficients.items()))
         if key not in self.subtotals:
@@ -231,7 +229,7 @@ class Program:
             self.program.at_least("held_by_part", terms, part.constant / self.unit)
         return self.subtotals[key]
 
-    def _holding(self, holding: Holding) -> pulp.LpVariable:
+    def _holding(self, holding: Holding) -> Variable:
         """Return a variable that is at least 1 if something is held.
 
         If a call keeps results, no call around or inside it is recomputed. So a condition fails then

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-import pulp
-
 from scheduler.graph import Graph
 from scheduler.problem import Problem
 from scheduler.schedule import Schedule, schedule_from_runs
@@ -15,7 +13,7 @@ from scheduler.simulator import simulate
 from scheduler.solution import Proposal
 from scheduler.solvers.baselines.plain import check_plain
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.integer_program import IntegerProgram, MilpResult, is_set
+from scheduler.solvers.integer_program import IntegerProgram, MilpResult, Variable, is_set
 from scheduler.solvers.scaling import byte_units, time_units
 
 MOST_OPERATIONS = 80
@@ -117,7 +115,7 @@ class _Stages:
             for k, i in enumerate(self.order)
             for tensor in index.outputs[i]
         ]
-        self.again: list[dict[int, pulp.LpVariable]] = []
+        self.again: list[dict[int, Variable]] = []
         self._add_variables()
         for stage in range(len(self.again)):
             if deadline.passed:
@@ -147,7 +145,7 @@ class _Stages:
             {k: self.program.binary(f"R_{t}_{k}", times[k]) for k in range(min(t, len(self.order))) if repeatable[k]}
             for t in range(stages)
         ]
-        self.live: list[dict[int, pulp.LpVariable]] = [
+        self.live: list[dict[int, Variable]] = [
             {
                 tensor.number: self.program.binary(f"S_{t}_{tensor.number}")
                 for tensor in self.tensors
@@ -159,8 +157,8 @@ class _Stages:
     def _add_stage(self, stage: int) -> None:
         again, program = self.again[stage], self.program
         last = min(stage, len(self.order) - 1)
-        held: list[list[tuple[pulp.LpVariable, float]]] = [[] for _ in range(last + 1)]
-        kept_by: dict[int, list[tuple[pulp.LpVariable, float]]] = {k: [] for k in again}
+        held: list[list[tuple[Variable, float]]] = [[] for _ in range(last + 1)]
+        kept_by: dict[int, list[tuple[Variable, float]]] = {k: [] for k in again}
         for tensor in self.tensors:
             if tensor.producer > last or tensor.producer == stage:
                 continue

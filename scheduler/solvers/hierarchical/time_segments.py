@@ -173,15 +173,12 @@ class TimeSegments:
     def _prefer_late(self, program: CutRelaxation, kept: frozenset[int]) -> None:
         """Make recomputations cheaper the later the backward reads what they lead to."""
         graph = self.problem.graph
-        factor: dict[str, float] = {}
         for k, task in enumerate(program.cuts):
             cut = graph.index.tasks[task][0]
             reads = _first_reads(graph, program.reduction.inputs, cut, kept)
             length = len(graph.operations) - cut
             for i, variable in program.recomputed[k].items():
-                factor[variable.name] = 1.0 - _PREFERENCE * (reads[i] - cut) / length
-        costs = program.program.cost
-        costs[:] = [(variable, cost * factor.get(variable.name, 1.0)) for variable, cost in costs]
+                program.program.costs[variable.number] *= 1.0 - _PREFERENCE * (reads[i] - cut) / length
 
 
 def separators(graph: Graph, segments: int) -> frozenset[int]:

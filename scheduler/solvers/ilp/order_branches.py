@@ -216,7 +216,7 @@ class OrderBranches:
     def _moved(self, program: CutRelaxation, cut: int) -> Iterator[int]:
         """Yield the last task before a cut in the input order, and the first one after it, that are moved past it."""
         has_run = program.has_run[program.cuts.index(cut)].items()
-        moved = [task for task, part in has_run if abs((part.varValue or 0.0) - (task < cut)) >= LEAST_MOVED]
+        moved = [task for task, part in has_run if abs((part.value or 0.0) - (task < cut)) >= LEAST_MOVED]
         moved = [task for task in moved if self._has_order(task) and self._is_large(task)]
         yield from sorted((task for task in moved if task < cut), reverse=True)[:1]
         yield from sorted(task for task in moved if task > cut)[:1]

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import pulp
 
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.precedence import bits
@@ -73,28 +72,26 @@ class PathRows:
 
     def __init__(self, program: CutRelaxation, least: float = LEAST_BROKEN) -> None:
         self.program, self.least = program, least
-        self._variables: list[pulp.LpVariable] = []
-        self._number: dict[pulp.LpVariable, int] = {}
         index, count = program.index, len(program.cuts)
-        # Numbers of variables; 0 and 1 stand for these constants.
+        # 0 and 1 stand for these constants, larger numbers for variables.
         self._live = np.zeros((count, len(index.producers)), np.intp)
         self._runs = np.zeros((count, len(index.task_of)), np.intp)
         self._state = np.zeros((count + 1, len(index.tasks)), np.intp)
         self._first = np.zeros(len(index.task_of), np.intp)
         for i, variable in program.first_run.items():
-            self._first[i] = self._number_of(variable)
+            self._first[i] = 2 + variable.number
         for k in range(count):
             for tensor, variable in program.saved[k].items():
-                self._live[k, tensor] = self._number_of(variable)
+                self._live[k, tensor] = 2 + variable.number
             lead, recomputed = program.merged[k].lead, program.recomputed[k]
             for i in range(len(index.task_of)):
                 if (run := recomputed.get(lead.get(i, i))) is not None:
-                    self._runs[k, i] = self._number_of(run)
+                    self._runs[k, i] = 2 + run.number
         for k in range(count + 1):
             for task in range(len(index.tasks)):
                 state = program.state(k, task)
                 if state is not None:
-                    self._state[k, task] = self._number_of(state.terms[0][0]) if state.terms else state.constant
+                    self._state[k, task] = 2 + state.terms[0][0].number if state.terms else state.constant
         self._task_of = np.array(index.task_of, np.intp)
         produced_by = [program.reduction.task_of(tensor) for tensor in range(len(index.producers))]
         self._produced_by = np.array(produced_by, np.intp)
@@ -103,18 +100,12 @@ class PathRows:
 
     def broken(self) -> list[PathRow]:
         """Return rows that the variables' values break: of those with the same last tensor, the one broken most."""
-        values = np.array([0.0, 1.0, *(variable.varValue or 0.0 for variable in self._variables)])
+        values = np.array([0.0, 1.0, *(variable.value or 0.0 for variable in self.program.program.variables)])
         found = [pair for k in range(len(self.program.cuts) - 1) for pair in self._broken_from(k, values)]
         rows: dict[tuple[int, int, int], PathRow] = {}
         for _, row in sorted(found, key=lambda pair: -pair[0]):
             rows.setdefault((row.first, row.last, row.tensors[-1]), row)
         return list(rows.values())
-
-    def _number_of(self, variable: pulp.LpVariable) -> int:
-        number = self._number.setdefault(variable, len(self._variables) + 2)
-        if number == len(self._variables) + 2:
-            self._variables.append(variable)
-        return number
 
     def _kept(self, k: int, tensors: Sequence[int]) -> list[int]:
         """Return the tensors, and their bases, that may be live at a cut."""

@@ -22,14 +22,12 @@ from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import pulp
-
 from scheduler.graph import Graph
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp.precedence import Precedence, bits
 from scheduler.solvers.ilp.reduction import Reduction
 from scheduler.solvers.ilp.sums import ONE, ZERO, Sum, at_least, term
-from scheduler.solvers.integer_program import IntegerProgram, MilpResult, Row, TimeIsUpError, is_set
+from scheduler.solvers.integer_program import IntegerProgram, MilpResult, Row, TimeIsUpError, Variable, is_set
 from scheduler.solvers.scaling import byte_units, time_units
 
 SMALL_SHARE, KEPT_PART = 0.03, 0.05
@@ -155,12 +153,12 @@ class CutRelaxation:
         self.byte_scale, self.exact_bytes = sizes.size, sizes.exact
         self.program = IntegerProgram("ilp", deadline)
         self.constant = 0.0
-        self.first_run: dict[int, pulp.LpVariable] = {}
-        self.has_run: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
-        self.first_of: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
+        self.first_run: dict[int, Variable] = {}
+        self.has_run: list[dict[int, Variable]] = [{} for _ in cuts]
+        self.first_of: list[dict[int, Variable]] = [{} for _ in cuts]
         """Of the tasks of a cut that has several: the one that runs at it."""
-        self.saved: list[dict[int, pulp.LpVariable]] = [{} for _ in cuts]
-        self.recomputed: dict[int, dict[int, pulp.LpVariable]] = {k: {} for k in range(-1, len(cuts))}
+        self.saved: list[dict[int, Variable]] = [{} for _ in cuts]
+        self.recomputed: dict[int, dict[int, Variable]] = {k: {} for k in range(-1, len(cuts))}
         """Between a cut and the next: -1 is the start."""
         # The least R is integral where S and Y are, unless an operation may stand for another or never run.
         self._continuous = all(len(task) == 1 for task in self.index.tasks) and (
@@ -202,7 +200,7 @@ class CutRelaxation:
     def live(self, part: float) -> tuple[frozenset[int], ...]:
         """Return the tensors of which the variables' values keep more than a part at each cut."""
         return tuple(
-            self.reduction.with_twins(t for t, variable in saved.items() if (variable.varValue or 0.0) > part)
+            self.reduction.with_twins(t for t, variable in saved.items() if (variable.value or 0.0) > part)
             for saved in self.saved
         )
 
@@ -211,14 +209,14 @@ class CutRelaxation:
 
         Those come first for which the difference takes most time.
         """
-        counts = {i: math.fsum(step.varValue or 0.0 for step in self._steps(i)) for i in range(len(self.times))}
+        counts = {i: math.fsum(step.value or 0.0 for step in self._steps(i)) for i in range(len(self.times))}
         parts = {i: abs(count - round(count)) for i, count in counts.items()}
         return sorted((i for i in parts if parts[i] > LEAST_PART), key=lambda i: -parts[i] * self.times[i])
 
     def tasks(self) -> list[int]:
         """Return the task that first runs at each cut, by the variables' values."""
         return [
-            max(self.precedence.members(cut), key=lambda task: (first[task].varValue or 0.0) if task in first else 0.0)
+            max(self.precedence.members(cut), key=lambda task: (first[task].value or 0.0) if task in first else 0.0)
             for cut, first in zip(self.cuts, self.first_of, strict=True)
         ]
 
@@ -347,7 +345,7 @@ class CutRelaxation:
         terms = [(step, 1.0) for step in self._steps(i)]
         self.program.count("count", terms, len(terms))
 
-    def _steps(self, i: int) -> Iterator[pulp.LpVariable]:
+    def _steps(self, i: int) -> Iterator[Variable]:
         """Yield R of an operation, or of the one that it runs right before, after each cut where it may run again."""
         for k, merged in enumerate(self.merged):
             if (step := self.recomputed[k].get(merged.lead.get(i, i))) is not None:
@@ -356,7 +354,7 @@ class CutRelaxation:
     def _add_bytes(self, k: int, budget: int) -> None:
         """Live storages, the outputs of the cut's operation and its workspace fit the budget."""
         index, scale = self.index, self.byte_scale
-        terms: list[tuple[pulp.LpVariable, float]] = []
+        terms: list[tuple[Variable, float]] = []
         for storage, tensors in self._holders(k).items():
             twins = (index.storage_of[twin] for twin in self.reduction.twins.get(tensors[0], ()))
             size = float(sum(index.storage_bytes[s] for s in (storage, *twins)) // scale)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import pulp
-
-from scheduler.solvers.integer_program import Row
+from scheduler.solvers.integer_program import Row, Variable
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(NamedTuple):
     """A linear expression: the sum of coefficient x variable, and a constant."""
 
-    terms: tuple[tuple[pulp.LpVariable, float], ...] = ()
+    terms: tuple[tuple[Variable, float], ...] = ()
     constant: float = 0.0
 
     def plus(self, other: Sum, factor: float = 1.0) -> Sum:
         """Return this + factor x other."""
-        scaled = tuple((variable, factor * coefficient) for variable, coefficient in other.terms)
+        scaled = tuple([(variable, factor * coefficient) for variable, coefficient in other.terms])
         return Sum(self.terms + scaled, self.constant + factor * other.constant)
 
 
@@ -27,13 +24,14 @@ ZERO, ONE = Sum(), Sum(constant=1.0)
 
 def at_least(row: Sum, demand: Sum) -> Row:
     """Return row >= demand as terms and the least value of their sum."""
-    difference = row.plus(demand, -1.0)
-    terms: dict[pulp.LpVariable, float] = {}
-    for variable, coefficient in difference.terms:
+    terms = dict[Variable, float]()
+    for variable, coefficient in row.terms:
         terms[variable] = terms.get(variable, 0.0) + coefficient
-    return list(terms.items()), -difference.constant
+    for variable, coefficient in demand.terms:
+        terms[variable] = terms.get(variable, 0.0) - coefficient
+    return list(terms.items()), demand.constant - row.constant
 
 
-def term(variable: pulp.LpVariable) -> Sum:
+def term(variable: Variable) -> Sum:
     """Return a variable as a sum."""
     return Sum(((variable, 1.0),))

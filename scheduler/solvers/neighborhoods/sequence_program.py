@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pulp
-
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.integer_program import IntegerProgram, is_set
+from scheduler.solvers.integer_program import IntegerProgram, Variable, is_set
 
 LEAST_GAIN = 1e-6
 """Only answers that save this share of the sequence's time count."""
@@ -103,7 +101,7 @@ class Step:
 class _Life:
     """A stretch of steps in which a storage of so many bytes is held if its variable is 1, or always."""
 
-    variable: pulp.LpVariable | None
+    variable: Variable | None
     begin: int
     end: int
     size: int
@@ -159,7 +157,7 @@ class SequenceProgram:
         everything = math.fsum(time[step.operation] for step in self.steps if step.runs_now)
         if free <= LEAST_GAIN * everything:
             return None, True
-        terms = list(self.program.cost)
+        terms = zip(self.program.variables, self.program.costs, strict=True)
         self.program.at_most("faster", terms, (free - LEAST_GAIN * everything) / self.unit)
         result = self.program.minimize(deadline, most_nodes=most_nodes)
         if not result.found:
@@ -169,7 +167,7 @@ class SequenceProgram:
 
     def _add_choices(self, storage: int, uses: Sequence[tuple[int, bool]]) -> None:
         """Add what may hold a storage between its uses, and the rows that relate it to runs."""
-        held: pulp.LpVariable | None = None
+        held: Variable | None = None
         for number, (position, produces) in enumerate(uses):
             run = self.runs[position]
             if not produces:
@@ -187,7 +185,7 @@ class SequenceProgram:
             held = after
         self._add_read(None, held)
 
-    def _add_read(self, run: pulp.LpVariable | None, held: pulp.LpVariable | None) -> None:
+    def _add_read(self, run: Variable | None, held: Variable | None) -> None:
         """Require that a storage is held where a run reads it."""
         terms = [(variable, sign) for variable, sign in ((held, 1.0), (run, -1.0)) if variable is not None]
         self.program.at_least("read", terms, 0 if run is not None else 1)
@@ -210,7 +208,7 @@ class SequenceProgram:
             if life.size and life.end > life.begin:
                 begun[life.begin].append(life)
                 ended[life.end].append(life)
-        held: dict[pulp.LpVariable, int] = {}
+        held: dict[Variable, int] = {}
         constant, most = 0, 0
         unit = self.storages.budget / BYTE_UNITS or 1.0
         for position, (step, run) in enumerate(zip(self.steps, self.runs, strict=True)):

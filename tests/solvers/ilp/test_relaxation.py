@@ -63,8 +63,8 @@ def test_rows_over_paths_cut_off_no_integral_point(data: st.DataObject, graph: s
     point = program()
     # Any values will do: those at random break more rows than the points of relaxations.
     random = data.draw(st.randoms(use_true_random=False))
-    for variable in point.program.problem.variables():
-        variable.varValue = random.choice((0.0, 0.5, 1.0))
+    for variable in point.program.variables:
+        variable.value = random.choice((0.0, 0.5, 1.0))
     paths = PathRows(point, 0.0).broken()
     assert program(paths).solve(Deadline(20)).bound == program().solve(Deadline(20)).bound
 
