@@ -100,6 +100,14 @@ def flat_rows(rows: list[list[int]]) -> tuple[Ints, Ints]:
     return start, np.array([entry for row in rows for entry in row], dtype=np.int64)
 
 
+def row_places(start: Ints, rows: Ints) -> Ints:
+    """Return where the entries of some rows lie, those of one row after those of the one before."""
+    lengths = start[rows + 1] - start[rows]
+    ends = np.cumsum(lengths)
+    places: Ints = np.arange(lengths.sum()) + np.repeat(start[rows] - ends + lengths, lengths)
+    return places
+
+
 def joined_tensors(inputs: list[list[int]], outputs: list[list[int]], storage_of: Sequence[int]) -> Ints:
     """Return the tensor whose instance each output joins, as `GraphArrays.joined`."""
     joined: list[int] = []

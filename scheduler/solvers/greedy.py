@@ -21,6 +21,7 @@ from scheduler.solvers.graph_arrays import (
     decode_decisions,
     graph_arrays,
     profile_runs,
+    row_places,
 )
 
 _MOST_RUNS_PER_OPERATION = 60
@@ -180,6 +181,7 @@ class GreedySearch:
         peak = int(outcome.memory.argmax())
         over = outcome.peak_bytes - self.budget_bytes
         live, gap = self._live_at(outcome, peak)
+        available = set(live)
         reads = set(a.inputs[a.input_start[outcome.runs[peak]] : a.input_start[outcome.runs[peak] + 1]].tolist())
         groups: dict[int, list[int]] = {}
         for tensor in live:
@@ -189,7 +191,7 @@ class GreedySearch:
             size = int(a.storage_bytes[storage])
             if size == 0 or any(t in reads or a.pinned[t] or self._state(gap[t]) == DROP for t in tensors):
                 continue
-            cost = sum(self._cost(t, live) for t in {int(a.producer[t]): t for t in tensors}.values())
+            cost = sum(self._cost(t, available) for t in {int(a.producer[t]): t for t in tensors}.values())
             candidates.append((size / (cost + 1e-12 * float(a.time.max()) + 1e-300), storage, size, tensors))
         if not candidates:
             return False
@@ -205,35 +207,30 @@ class GreedySearch:
     def _live_at(self, outcome: _Outcome, peak: int) -> tuple[list[int], dict[int, _Gap]]:
         """Return the tensors that are live across a run and not its outputs, and the open gap of each."""
         a = self.arrays
-        until: dict[int, int] = {}
-        place = 0
-        for position in range(peak + 1):
-            i = outcome.runs[position]
-            for k in range(a.output_start[i], a.output_start[i + 1]):
-                until[int(a.outputs[k])] = int(outcome.ends[place]) if position < peak else -1
-                place += 1
+        outputs = a.outputs[row_places(a.output_start, outcome.runs[:peak])]
+        until = np.full(len(a.producer), -1)
+        until[outputs] = outcome.ends[: len(outputs)]  # of several runs, the last one counts
+        last = outcome.runs[peak]
+        until[a.outputs[a.output_start[last] : a.output_start[last + 1]]] = -1
         gap = self._open_gaps(int(outcome.steps[peak]))
-        return [t for t, end in until.items() if end > peak and t in gap], gap
+        return [t for t in dict.fromkeys(outputs.tolist()) if until[t] > peak and t in gap], gap
 
     def _open_gaps(self, step: int) -> dict[int, _Gap]:
         """Return the gap that is open for each tensor just before a step of the order."""
         a = self.arrays
-        gap: dict[int, _Gap] = {}
-        for i in a.order[:step]:
-            for k in range(a.output_start[i], a.output_start[i + 1]):
-                gap[int(a.outputs[k])] = (True, int(a.outputs[k]))
-            for e in range(a.input_start[i], a.input_start[i + 1]):
-                gap[int(a.inputs[e])] = (False, e)
+        outputs = a.outputs[row_places(a.output_start, a.order[:step])].tolist()
+        uses = row_places(a.input_start, a.order[:step])
+        gap: dict[int, _Gap] = {t: (True, t) for t in outputs}
+        gap.update((t, (False, e)) for t, e in zip(a.inputs[uses].tolist(), uses.tolist(), strict=True))
         return gap
 
     def _state(self, gap: _Gap) -> int:
         at_first, place = gap
         return int(self.decision_at_first[place] if at_first else self.decision[place])
 
-    def _cost(self, tensor: int, live: list[int]) -> float:
+    def _cost(self, tensor: int, live: set[int]) -> float:
         """Return the time to recompute a tensor; inputs that are not live count half of their time."""
         a = self.arrays
         i = a.producer[tensor]
         inputs = a.inputs[a.input_start[i] : a.input_start[i + 1]].tolist()
-        live_set = set(live)
-        return float(a.time[i]) + 0.5 * sum(float(a.time[a.producer[t]]) for t in inputs if t not in live_set)
+        return float(a.time[i]) + 0.5 * sum(float(a.time[a.producer[t]]) for t in inputs if t not in live)
