@@ -44,8 +44,8 @@ schedules that walks and greedy searches do not find."""
 MOST_EXCEEDING = 3
 """So many of the last points that do not fit are passed on to other searches."""
 LEAST_GLOBAL_SECONDS = 2.0
-"""Least time for the bound over all orders once nothing is left to do for the input order; and for the same again if it
-is then still more than `LEAST_GAP` below."""
+"""Least time for the bound over all orders once nothing is left to do for the input order. If the bound is then still
+more than `LEAST_GAP` below the answer, it gets these seconds once more."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
