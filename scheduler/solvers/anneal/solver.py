@@ -31,6 +31,9 @@ RUNS_EVERY = 2
 other orders of first runs, and others many recomputations at once."""
 MOST_STARTS = 4
 """Known schedules, the fastest ones, that are each annealed once before only the best one is."""
+FARTHEST = 1.0
+"""In a large graph, where only runs are annealed from schedules that do not fit, no turn begins with one that exceeds
+the budget by more than this share of it, without what is resident: it hardly ever ends with one that fits."""
 SLOW = 1.1
 """What fits is slow if it takes this many times as long as a known schedule that does not fit."""
 FIRST_ROUND_MOVES, MOST_FIRST_MOVES = 200, 300_000
@@ -59,7 +62,8 @@ RETENTION_MOVES = 40
 """Moves of a walker in one cooling over retention decisions, per operation: many short ones beat a few long ones."""
 MOST_RETENTION_MOVES, MOST_RETENTION_WORK = 12_000, 12_000_000
 """Most such moves in the first round, and most times the number of operations: each costs some steps per operation, and
-a turn over runs should take as long."""
+a turn over runs should take as long. In a graph so large that these are less than one per operation, what does not fit
+is annealed over runs only."""
 WARMEST_SHIFTS = 1.0
 """Highest of these temperatures at which first runs shift too: hotter, their order would become random."""
 LEAST_COOLING = 10_000
@@ -201,9 +205,14 @@ class Annealing:
         if math.isfinite(time):
             self._starts[time] = schedule
             self._starts = {time: self._starts[time] for time in sorted(self._starts)[:MOST_STARTS]}
-        elif schedule != self.problem.save_everything:
+        elif schedule != self.problem.save_everything and self._may_fit_soon(simulation.peak_bytes):
             self._exceeding.append(schedule)
             self._least_time = min(self._least_time, simulation.time)
+
+    def _may_fit_soon(self, peak: int) -> bool:
+        """Whether annealing may make a schedule with this peak fit in one turn."""
+        budget = self.problem.budget_bytes
+        return not self._is_large or peak - budget <= FARTHEST * (budget - self.problem.graph.resident_bytes)
 
     def _keep(self, schedule: Schedule, simulation: Simulation) -> float:
         """Keep a schedule if it is faster, or has a smaller peak where none fits; return its time, or inf."""
@@ -286,7 +295,7 @@ class Annealing:
                 moves, found = walker.anneal_decisions(runs, before, length, most_moves, deadline)
                 fits = bool(found) or math.isfinite(before)
                 return moves, found if fits else [walker.over_decisions.last()]
-            if kind is Kind.FROM_START and begin is not start and math.isfinite(before):
+            if kind is Kind.FROM_START and begin is not start and math.isfinite(before) and not self._is_large:
                 return walker.anneal_exceeding(runs, length, most_moves, deadline)
             hot = WARM if kind in (Kind.RUNS_FROM_BEST, Kind.CROSSED) and math.isfinite(before) else HOT
             return walker.anneal_runs(runs, hot, length, most_moves, deadline)
@@ -304,18 +313,27 @@ class Annealing:
             self._do_crossings_pay = False
 
     @property
+    def _is_large(self) -> bool:
+        """Whether a turn over decisions is over before each operation has been looked at once."""
+        return len(self.problem.graph.operations) ** 2 > MOST_RETENTION_WORK
+
+    @property
     def _is_slow(self) -> bool:
-        """Whether known schedules that do not fit are so much faster that all turns begin with one of them."""
-        return math.isfinite(self.best_time) and bool(self._exceeding) and self.best_time > SLOW * self._least_time
+        """Whether known schedules that do not fit are so much faster that all turns begin with one of them.
+
+        In a large graph it is true where nothing fits as well: turns over decisions have no chance there.
+        """
+        is_open = math.isfinite(self.best_time) or self._is_large
+        return is_open and bool(self._exceeding) and self.best_time > SLOW * self._least_time
 
     def _next_kinds(self, *, is_last: bool) -> list[Kind]:
         """Return what each walker does in the next round."""
         only_decisions = self.best is None and self._rounds % RUNS_EVERY != 0
         self._rounds += 1
-        if only_decisions:
-            return [Kind.DECISIONS] * self.count
         if self._is_slow:
             return [Kind.FROM_START] * self.count
+        if only_decisions:
+            return [Kind.DECISIONS] * self.count
         if is_last and self._crossings.are_possible and self._do_crossings_pay:
             return [Kind.CROSSED] * self.count
         return [self.choice.next() for _ in range(self.count)]

@@ -36,7 +36,7 @@ SEGMENTS, LEAST_SEGMENTS = (16, 24, 32), 4
 many are tried wherever nothing fits with their tensors kept."""
 MUCH_NEARER = 0.75
 """A further number is tried if the last one has lowered the excess over the budget to at most this part."""
-NEAR, NEAR_SHARE = 0.3, 0.1
+NEAR, NEAR_SHARE = 0.4, 0.1
 """Once a schedule exceeds the budget by at most the first share, without what is resident, further programs have only
 the second share of the remaining time: annealing makes such schedules fit sooner than they do."""
 LEAST_COLLECTED = 3

@@ -6,7 +6,9 @@ import math
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -306,6 +308,49 @@ def test_while_what_fits_is_slow_all_turns_begin_with_what_does_not() -> None:
     assert [search._next_begin(Kind.FROM_START) for _ in range(3)] == [exceeding[1], exceeding[0], exceeding[1]]
     search.best_time = 1.05 * sc.simulate(graph, exceeding[0]).time
     assert [search._next_begin(Kind.FROM_START) for _ in range(3)] == [exceeding[0], exceeding[1], None]
+
+
+def rebuilt(graph: sc.Graph, layers: int) -> sc.Schedule:
+    """Of a uniform chain of eight, the schedule that recomputes the inputs of so many first layers one by one."""
+    backward = [[*(range(layer) if layer <= layers else ()), 16 - layer] for layer in reversed(range(8))]
+    return schedule_from_runs(graph, [*range(9), *chain.from_iterable(backward)])
+
+
+@pytest.mark.parametrize(("work", "over"), [(10**9, "anneal_decisions"), (0, "anneal_runs")])
+def test_in_a_large_graph_what_does_not_fit_is_annealed_over_runs_only(
+    work: int, over: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = uniform_chain(8)
+    slow, near = rebuilt(graph, 7), rebuilt(graph, 4)
+    problem = Problem(graph, sc.simulate(graph, slow).peak_bytes)
+    begun: list[str] = []
+    for name in ("anneal_runs", "anneal_decisions"):
+        monkeypatch.setattr(_Pair, name, lambda *_, name=name: (begun.append(name), (0, []))[1])
+    monkeypatch.setattr(solver, "MOST_RETENTION_WORK", work)
+    search = Annealing(problem)
+    search.offer_start(slow)
+    search.offer_start(near)
+    pairs = [_Pair(problem, Contraction(graph, problem.budget_bytes), seed) for seed in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        kinds = search._next_kinds(is_last=False)
+        search._round(pool, pairs, kinds, problem.save_everything, 1.0, math.inf, NEVER)
+    assert begun == [over] * 2
+
+
+@pytest.mark.parametrize(("work", "kind", "starts"), [(10**9, Kind.DECISIONS, [4, 2]), (0, Kind.FROM_START, [4])])
+def test_where_nothing_fits_all_turns_in_a_large_graph_begin_with_what_nearly_does(
+    work: int, kind: Kind, starts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = uniform_chain(8)
+    problem = Problem(graph, sc.simulate(graph, rebuilt(graph, 6)).peak_bytes)
+    monkeypatch.setattr(solver, "MOST_RETENTION_WORK", work)
+    search = Annealing(problem)
+    for layers in (2, 4):
+        search.offer_start(rebuilt(graph, layers))
+    rounds = [search._next_kinds(is_last=False) for _ in range(2)]
+    assert rounds[1] == [kind] * 2
+    begins = [search._next_begin(Kind.FROM_START) for _ in starts]
+    assert all(rebuilt(graph, layers) in begins for layers in starts)
 
 
 def test_the_first_round_is_not_longer_in_large_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_more_segments_are_tried_while_that_brings_the_peak_much_nearer_to_the_b
     assert numbers == tried
 
 
-@pytest.mark.parametrize(("excess", "share"), [(0.25, 0.1), (0.35, 1.0)])
+@pytest.mark.parametrize(("excess", "share"), [(0.35, 0.1), (0.45, 1.0)])
 def test_what_nearly_fits_is_soon_left_to_annealing(
     monkeypatch: pytest.MonkeyPatch, excess: float, share: float
 ) -> None:
