@@ -45,6 +45,7 @@ class Variable:
 
 
 Terms = Iterable[tuple[Variable, float]]
+"""Variables, each of them at most once (HiGHS refuses other rows), and their coefficients."""
 Row = tuple[Sequence[tuple[Variable, float]], float]
 """Sum of coefficient x variable, and its least value."""
 
