@@ -115,6 +115,8 @@ class TimeSegments:
                 once, segments = frozenset(), segments if once else segments // 2
             else:
                 self._tighten(schedule)
+            if min(self._limits.values()) < self.problem.graph.resident_bytes:
+                break  # what exceeds the budget so far is no guide to a schedule that fits
             schedule = self._solve_divided(segments, once, deadline)
             if schedule is not None and offer(schedule) <= budget:
                 break

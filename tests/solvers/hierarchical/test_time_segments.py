@@ -165,9 +165,28 @@ def test_what_nearly_fits_is_soon_left_to_annealing(
 
     monkeypatch.setattr(TimeSegments, "_solve_for_bound", lambda *_: False)
     monkeypatch.setattr(TimeSegments, "_solve_divided", solve)
+    monkeypatch.setattr(TimeSegments, "_tighten", lambda *_: None)
     with FakeClock():
         TimeSegments(problem).run(Deadline(10.0), lambda _: peak)
     assert left == pytest.approx([10.0] * 2 + [10.0 * share] * time_segments.MOST_PROGRAMS)
+
+
+@pytest.mark.parametrize(("budget", "programs"), [("60%", 3), ("40%", 2)])
+def test_no_program_begins_whose_limit_leaves_nothing_but_what_is_resident(
+    budget: str, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = unrolled(STEPS)  # saving everything exceeds 60 % by two thirds of it, and 40 % by one and a half times
+    problem = Problem(graph, parse_budget(budget, graph))
+    numbers: list[int] = []
+
+    def solve(segments: TimeSegments, number: int, *_: object) -> sc.Schedule:
+        numbers.append(number)
+        return problem.save_everything
+
+    monkeypatch.setattr(TimeSegments, "_solve_for_bound", lambda *_: False)
+    monkeypatch.setattr(TimeSegments, "_solve_divided", solve)
+    TimeSegments(problem).run(Deadline(60), lambda schedule: sc.simulate(graph, schedule).peak_bytes)
+    assert len(numbers) == programs
 
 
 def test_the_bound_is_that_of_the_integer_program_at_the_peak() -> None:
