@@ -129,6 +129,19 @@ def test_where_nothing_fits_the_smallest_peaks_are_passed_on() -> None:
     assert all(one.time >= proposal.bound for one in simulations)
 
 
+def programs_that_save_everything(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """Replace programs by ones that save everything; the list gets the segments and the seconds left of each."""
+    programs: list[tuple[int, float]] = []
+
+    def solve(segments: TimeSegments, number: int, once: frozenset[int], deadline: Deadline) -> sc.Schedule:
+        programs.append((number, deadline.remaining))
+        return segments.problem.save_everything
+
+    monkeypatch.setattr(TimeSegments, "_solve_for_bound", lambda *_: False)
+    monkeypatch.setattr(TimeSegments, "_solve_divided", solve)
+    return programs
+
+
 @pytest.mark.parametrize(
     ("excess", "tried"),
     [([0], [16]), ([100, 0], [16, 24]), ([100, 60, 50], [16, 24, 32]), ([100, 90], [16, 24]), ([100, 120], [16, 24])],
@@ -137,17 +150,10 @@ def test_more_segments_are_tried_while_that_brings_the_peak_much_nearer_to_the_b
     monkeypatch: pytest.MonkeyPatch, excess: list[int], tried: list[int]
 ) -> None:
     problem = Problem(unrolled(STEPS), 1000)
-    numbers: list[int] = []
-
-    def solve(segments: TimeSegments, number: int, *_: object) -> sc.Schedule:
-        numbers.append(number)
-        return problem.save_everything
-
-    monkeypatch.setattr(TimeSegments, "_solve_for_bound", lambda *_: False)
-    monkeypatch.setattr(TimeSegments, "_solve_divided", solve)
+    programs = programs_that_save_everything(monkeypatch)
     monkeypatch.setattr(time_segments, "MOST_PROGRAMS", 0)
-    TimeSegments(problem).run(Deadline(60), lambda _: 1000 + excess[len(numbers) - 1])
-    assert numbers == tried
+    TimeSegments(problem).run(Deadline(60), lambda _: 1000 + excess[len(programs) - 1])
+    assert [segments for segments, _ in programs] == tried
 
 
 @pytest.mark.parametrize(("excess", "share"), [(0.35, 0.1), (0.45, 1.0)])
@@ -157,18 +163,11 @@ def test_what_nearly_fits_is_soon_left_to_annealing(
     graph = unrolled(STEPS)
     problem = Problem(graph, parse_budget("40%", graph))
     peak = problem.budget_bytes + int(excess * (problem.budget_bytes - graph.resident_bytes))
-    left: list[float] = []
-
-    def solve(segments: TimeSegments, number: int, once: frozenset[int], deadline: Deadline) -> sc.Schedule:
-        left.append(deadline.remaining)
-        return problem.save_everything
-
-    monkeypatch.setattr(TimeSegments, "_solve_for_bound", lambda *_: False)
-    monkeypatch.setattr(TimeSegments, "_solve_divided", solve)
+    programs = programs_that_save_everything(monkeypatch)
     monkeypatch.setattr(TimeSegments, "_tighten", lambda *_: None)
     with FakeClock():
         TimeSegments(problem).run(Deadline(10.0), lambda _: peak)
-    assert left == pytest.approx([10.0] * 2 + [10.0 * share] * time_segments.MOST_PROGRAMS)
+    assert [left for _, left in programs] == pytest.approx([10.0] * 2 + [10.0 * share] * time_segments.MOST_PROGRAMS)
 
 
 @pytest.mark.parametrize(("budget", "programs"), [("60%", 3), ("40%", 2)])
@@ -177,16 +176,9 @@ def test_no_program_begins_whose_limit_leaves_nothing_but_what_is_resident(
 ) -> None:
     graph = unrolled(STEPS)  # saving everything exceeds 60 % by two thirds of it, and 40 % by one and a half times
     problem = Problem(graph, parse_budget(budget, graph))
-    numbers: list[int] = []
-
-    def solve(segments: TimeSegments, number: int, *_: object) -> sc.Schedule:
-        numbers.append(number)
-        return problem.save_everything
-
-    monkeypatch.setattr(TimeSegments, "_solve_for_bound", lambda *_: False)
-    monkeypatch.setattr(TimeSegments, "_solve_divided", solve)
+    begun = programs_that_save_everything(monkeypatch)
     TimeSegments(problem).run(Deadline(60), lambda schedule: sc.simulate(graph, schedule).peak_bytes)
-    assert len(numbers) == programs
+    assert len(begun) == programs
 
 
 def test_the_bound_is_that_of_the_integer_program_at_the_peak() -> None:
