@@ -13,7 +13,7 @@ the branches, whose bound it obeys; others of the same time, in other branches, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.problem import Problem
@@ -31,6 +31,9 @@ BRANCHING_SHARE = 0.5
 LEAST_GAP = 0.01
 """Pairs are looked for, and operations counted, while the fastest known schedule exceeds the bound by more than this
 share: otherwise programs prove it sooner."""
+GIVEN_SHARE = 0.1
+"""In a large step, share of the time for a relaxation for the input order, whose prices say at which cuts it holds
+memory: before, only the peak is known."""
 MOST_BRANCHES, MOST_OF_LARGE = 4, 2
 """Each branch needs programs of its own; those of large steps take long."""
 LEAST_GAIN = 2e-4
@@ -43,9 +46,11 @@ LEAST_MOVED = 0.3
 """A task has moved if the part of it that has run before a cut differs by this from what the input order says."""
 LEAST_BYTES = 0.005
 """Tasks are looked at that take at least this share of what the budget leaves beside resident tensors."""
-MOST_UNORDERED = 16
-"""Cuts are looked at that at most so many tasks may precede as well as follow: where more may, the order relative to
-one of them decides little."""
+FEW_UNORDERED = 16
+"""Where more tasks than these may precede as well as follow a cut, its order relative to the nearest one decides
+little: some with the largest outputs are compared."""
+MOST_COMPARED, LARGE_PART = 5, 0.5
+"""About so many are compared, evenly spaced, of those with at least this part of the largest output."""
 MOST_TRIED = 2
 """After so many cuts without a pair that raises the bounds, a program is solved before others are looked at."""
 MOST_PRICED = 6
@@ -122,6 +127,8 @@ class OrderBranches:
         None if the program has no point.
         """
         lowest = self._lowest
+        if not (lowest.search.is_small or self.given.is_priced) and self._is_far:
+            self.given.refine(deadline.within(GIVEN_SHARE * deadline.remaining))
         if not lowest.search.is_priced and self._unsettled(lowest):
             if lowest.search.is_small:
                 lowest.search.relax(deadline)
@@ -185,9 +192,12 @@ class OrderBranches:
         for cut in self._unsettled(branch)[:MOST_TRIED]:
             priced = [cut, *search.binding()[:MOST_PRICED]]
             probe = CutSearch(self.problem, search.precedence, self.reduction)
-            program = probe.relax_at(priced, deadline)
+            has_many = search.precedence.unordered[cut] > FEW_UNORDERED
+            moved = self._moved(probe.relax_at([cut] if has_many else priced, deadline), cut)
             least = self._least_bound(search, probe.relaxed)
-            for task in self._moved(program, cut):
+            if has_many:
+                moved = [self._best_joined(search, cut, tasks, deadline) for tasks in moved]
+            for task in (tasks[0] for tasks in moved if tasks):
                 found: list[_Branch] = []
                 for pair in ((cut, task), (task, cut)):
                     found.append(self._with_pair(branch, pair, [*priced, task], deadline))
@@ -211,15 +221,30 @@ class OrderBranches:
         """Return the cuts of the input order whose order relative to other tasks may be worth two branches."""
         unordered = branch.search.precedence.unordered
         cuts = [cut for cut in self.given.binding() if cut not in branch.settled]
-        return [cut for cut in cuts if 0 < unordered[cut] <= MOST_UNORDERED and self._has_order(cut)]
+        return [cut for cut in cuts if unordered[cut] and self._has_order(cut)]
 
-    def _moved(self, program: CutRelaxation, cut: int) -> Iterator[int]:
-        """Yield the last task before a cut in the input order, and the first one after it, that are moved past it."""
+    def _moved(self, program: CutRelaxation, cut: int) -> list[list[int]]:
+        """Return tasks before a cut in the input order, and after it, that are moved past it, the nearest first."""
         has_run = program.has_run[program.cuts.index(cut)].items()
         moved = [task for task, part in has_run if abs((part.value or 0.0) - (task < cut)) >= LEAST_MOVED]
-        moved = [task for task in moved if self._has_order(task) and self._is_large(task)]
-        yield from sorted((task for task in moved if task < cut), reverse=True)[:1]
-        yield from sorted(task for task in moved if task > cut)[:1]
+        moved = sorted(task for task in moved if self._has_order(task) and self._is_large(task))
+        return [[task for task in reversed(moved) if task < cut], [task for task in moved if task > cut]]
+
+    def _best_joined(self, search: CutSearch, cut: int, tasks: Sequence[int], deadline: Deadline) -> list[int]:
+        """Return the task that bounds best if its first run and the cut's, whichever comes first, are one moment.
+
+        Some of the largest ones are compared. An empty list if none bounds better than all moments so far: branches
+        bound little better than such a moment.
+        """
+        least = LARGE_PART * max(map(self._size, tasks), default=0)
+        large = [task for task in tasks if self._size(task) >= least]
+        best, most = list[int](), search.bound
+        for task in large[:: max(1, (len(large) - 1) // (MOST_COMPARED - 1))]:
+            probe = CutSearch(self.problem, search.precedence, self.reduction)
+            probe.relax_at([search.precedence.first_of((cut, task))], deadline)
+            if probe.relaxed > most:
+                best, most = [task], probe.relaxed
+        return best
 
     def _with_pair(self, branch: _Branch, pair: tuple[int, int], moments: Iterable[int], deadline: Deadline) -> _Branch:
         pairs = (*branch.pairs, pair)
@@ -233,6 +258,9 @@ class OrderBranches:
         return task in self.reduction.necessary and len(self.problem.graph.index.tasks[task]) == 1
 
     def _is_large(self, task: int) -> bool:
+        return self._size(task) >= LEAST_BYTES * (self.problem.budget_bytes - self.problem.graph.resident_bytes)
+
+    def _size(self, task: int) -> int:
+        """Return the bytes that a task without alternatives allocates."""
         index = self.problem.graph.index
-        size = index.allocated_bytes[index.tasks[task][0]]
-        return size >= LEAST_BYTES * (self.problem.budget_bytes - index.resident_bytes)
+        return index.allocated_bytes[index.tasks[task][0]]

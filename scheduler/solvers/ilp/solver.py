@@ -128,6 +128,8 @@ class _Search:
         self.free = OrderBranches(problem, reduction, self.given)
         self.input, self.any = _Order("input order", self.given), _Order("any order", self.free)
         self.exceeding: list[Schedule] = []
+        self._has_points = False
+        """Whether the points of a relaxation for the input order are among them, or fit."""
         self._began = clock.now()
         self._end: Deadline | None = None
         self._is_extended = False
@@ -182,10 +184,11 @@ class _Search:
     def _is_far(self) -> bool:
         """Whether known schedules are so slow that points that do not fit are better starts for other searches."""
         bound = self.input.bound
-        return not self.given.is_priced and bound < math.inf and relative_gap(self.free.known, bound) > FAR_GAP
+        return not self._has_points and bound < math.inf and relative_gap(self.free.known, bound) > FAR_GAP
 
     def _relax_given(self) -> None:
         """Relax the program for the input order at many moments, and take over its bound and its points."""
+        self._has_points = True
         program = self.given.relax(self.deadline.within(FAR_SHARE * self.deadline.remaining))
         self.input.bound = max(self.input.bound, self.given.bound)
         for schedule in self.given.points(program) if program else ():
