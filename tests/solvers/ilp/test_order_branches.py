@@ -66,6 +66,19 @@ def step_with_a_small_task_in_a_branch() -> sc.Graph:
     return replace(graph, operations=operations, tensors=tensors, results=(*graph.results, "r"))
 
 
+def noted_pairs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list that gets the pairs of tasks whose branches are compared from now on."""
+    pairs: list[tuple[int, int]] = []
+    with_pair = OrderBranches._with_pair
+
+    def noted(self: OrderBranches, branch: Any, pair: tuple[int, int], *rest: Any) -> object:
+        pairs.append(pair)
+        return with_pair(self, branch, pair, *rest)
+
+    monkeypatch.setattr(OrderBranches, "_with_pair", noted)
+    return pairs
+
+
 @pytest.mark.parametrize(("few", "task", "bound"), [(100, "small", 13.0), (0, "b", 18.0)])
 def test_where_many_tasks_may_run_on_either_side_of_a_cut_the_one_that_bounds_best_makes_branches(
     monkeypatch: pytest.MonkeyPatch, few: int, task: str, bound: float
@@ -73,32 +86,25 @@ def test_where_many_tasks_may_run_on_either_side_of_a_cut_the_one_that_bounds_be
     monkeypatch.setattr(order_branches, "FEW_UNORDERED", few)
     graph, budget = step_with_a_small_task_in_a_branch(), 12
     search = branches_of(graph, budget)
-    compared: list[tuple[str, ...]] = []
-    with_pair = OrderBranches._with_pair
-
-    def noted(self: OrderBranches, branch: Any, pair: tuple[int, int], *rest: Any) -> object:
-        compared.append(tuple(graph.operations[i].name for i in pair))
-        return with_pair(self, branch, pair, *rest)
-
-    monkeypatch.setattr(OrderBranches, "_with_pair", noted)
+    compared = noted_pairs(monkeypatch)
     while not search.is_exhausted:
         search.raise_bound(Deadline(20))
     # The nearest task that may run before "a" is "small"; once it has, "b" may still run on either side.
-    assert set(compared[0]) == {"a", task}
+    assert {graph.operations[i].name for i in compared[0]} == {"a", task}
     assert search.bound == bound
     assert optimum(graph.to_dict(), budget, "any") == 18.0
 
 
-def test_no_branches_are_made_where_the_moment_of_a_pair_bounds_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bound", "is_compared"), [(12.0, True), (17.0, False)])
+def test_no_branches_are_made_where_the_moment_of_a_pair_bounds_no_better(
+    monkeypatch: pytest.MonkeyPatch, bound: float, is_compared: bool
+) -> None:
     monkeypatch.setattr(order_branches, "FEW_UNORDERED", 0)
     search = branches_of(step_with_two_branches(), 11)
     (branch,) = search._branches
-    branch.search.bound = 17.0
-    made: list[object] = []
-    monkeypatch.setattr(OrderBranches, "_with_pair", lambda self, *pair: made.append(pair))
-    assert not search._branches_of(branch, Deadline(20))
-    assert not made
-    assert branch.settled
+    branch.search.bound = bound
+    compared = noted_pairs(monkeypatch)
+    assert bool(search._branches_of(branch, Deadline(20))) == bool(compared) == is_compared
 
 
 @pytest.mark.parametrize(("least_part", "branches"), [(0.04, True), (10.0, False)])
