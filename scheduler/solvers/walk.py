@@ -6,7 +6,7 @@ A solver decides what to drop and when; the walk turns that into a sequence of r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from scheduler.graph import Graph
 
@@ -41,6 +41,12 @@ def cheapest_producers(graph: Graph) -> list[int]:
 class Walk:
     """A growing sequence of runs, and the tensors that later runs may still read.
 
+    Parameters
+    ----------
+    graph : Graph
+    rebuilt_alone : collection of int, optional
+        Operations: once `ensure` has run one of them, what it recomputed for that is dropped again.
+
     Attributes
     ----------
     runs : list of int
@@ -49,11 +55,12 @@ class Walk:
         Live tensors, without the resident ones.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, rebuilt_alone: Collection[int] = ()) -> None:
         self.graph = graph
         self.index = graph.index
         self.runs: list[int] = []
         self.available: set[int] = set()
+        self._rebuilt_alone = rebuilt_alone
         self._producers = cheapest_producers(graph)
         self._pinned = {
             tensor
@@ -69,6 +76,8 @@ class Walk:
     def ensure(self, tensors: Iterable[int]) -> None:
         """Recompute the missing ones of these tensors, and whatever they need."""
         index, available = self.index, self.available
+        before: dict[int, set[int]] = {}
+        """Of those that are rebuilt alone and wait for their inputs: what was available before."""
         for wanted in tensors:
             if wanted in available or index.is_resident[wanted]:
                 continue
@@ -81,10 +90,14 @@ class Walk:
                 producer = self._producers[tensor]
                 missing = [t for t in index.inputs[producer] if t not in available and not index.is_resident[t]]
                 if missing:
+                    if producer in self._rebuilt_alone:
+                        before.setdefault(producer, set(available))
                     stack.extend(reversed(missing))
                 else:
                     stack.pop()
                     self._append(producer)
+                    if producer in before:
+                        self.drop(available - before.pop(producer) - set(index.outputs[producer]))
 
     def can_compute(self, tensor: int) -> bool:
         """Return whether `ensure` can compute a tensor."""

@@ -6,8 +6,9 @@ rebuild it from but the beginning, all at once and right after the cut. So the p
 the few tensors that cross between segments of the forward, and prefers to recompute what the
 backward reads late. Each segment is then rebuilt by itself, when memory is free again. What reads
 from many segments, such as a stack of all outputs, would have all of them rebuilt at once: if its
-result can be kept, the program must not recompute it. Where memory stays high for longer, as
-between the two loops of a bidirectional network, a second cut says what may be live then.
+result can be kept, the program must not recompute it; else the segments are dropped again once it
+has run. Where memory stays high for longer, as between the two loops of a bidirectional network, a
+second cut says what may be live then.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ SEGMENTS, LEAST_SEGMENTS = (16, 24, 32), 4
 many are tried wherever nothing fits with their tensors kept."""
 MUCH_NEARER = 0.75
 """A further number is tried if the last one has lowered the excess over the budget to at most this part."""
-NEAR, NEAR_SHARE = 0.4, 0.1
+NEAR, NEAR_SHARE, ALONE_SHARE = 0.4, 0.1, 0.4
 """Once a schedule exceeds the budget by at most the first share, without what is resident, further programs have only
-the second share of the remaining time: annealing makes such schedules fit sooner than they do."""
+the second share of the remaining time, or that of about one more: annealing makes such schedules fit sooner than they
+do. Where it keeps what cannot all be kept, it hardly ever does; then programs have the third share."""
 LEAST_COLLECTED = 3
 """Fewest segments from which an operation reads that is not recomputed: the sum of a residual connection reads from
 two."""
@@ -79,6 +81,7 @@ class TimeSegments:
         self.problem = problem
         self.bound = problem.least_time
         self._precedence = Precedence(problem.graph, reorder=False)
+        self._collectors = collectors(problem.graph, SEGMENTS[0])
         self._limits = {_peak_task(problem): problem.budget_bytes}
 
     @staticmethod
@@ -89,8 +92,7 @@ class TimeSegments:
 
     def run(self, deadline: Deadline, offer: Callable[[Schedule], int]) -> None:
         """Offer schedules, until one with kept tensors fits or time is up; then bound the time at all cuts."""
-        budget = self.problem.budget_bytes
-        once = collectors(self.problem.graph, SEGMENTS[0])
+        budget, once = self.problem.budget_bytes, self._collectors
         if self._solve_for_bound(deadline, offer):
             return
         segments, schedule, least = SEGMENTS[0], None, math.inf
@@ -106,10 +108,12 @@ class TimeSegments:
                 segments, schedule, least = number, other, peak
             if not is_much:
                 break
-        if least - budget <= NEAR * (budget - self.problem.graph.resident_bytes):
-            deadline = deadline.within(NEAR_SHARE * deadline.remaining)
+        is_near = least - budget <= NEAR * (budget - self.problem.graph.resident_bytes)
+        soon = deadline.within(max(NEAR_SHARE * deadline.remaining, 2 * seconds)) if is_near else deadline
+        alone = deadline.within(ALONE_SHARE * deadline.remaining) if is_near else deadline
         for _ in range(MOST_PROGRAMS):
-            if deadline.remaining < seconds or segments < LEAST_SEGMENTS:
+            limit = alone if schedule is None else soon
+            if limit.remaining < seconds or segments < LEAST_SEGMENTS:
                 break  # with more cuts, a program takes longer than those so far
             if schedule is None:
                 once, segments = frozenset(), segments if once else segments // 2
@@ -117,7 +121,7 @@ class TimeSegments:
                 self._tighten(schedule)
             if min(self._limits.values()) < self.problem.graph.resident_bytes:
                 break  # what exceeds the budget so far is no guide to a schedule that fits
-            schedule = self._solve_divided(segments, once, deadline)
+            schedule = self._solve_divided(segments, once, limit)
             if schedule is not None and offer(schedule) <= budget:
                 break
         if len(self._limits) > 1 and not deadline.passed:
@@ -160,7 +164,18 @@ class TimeSegments:
         return program.solve(share, max(slack, self.problem.gap) * self.problem.least_time, presolve=False)
 
     def _decode(self, answer: CutAnswer) -> Schedule | None:
-        return None if answer.live is None else decode(self.problem.graph, sorted(self._limits), answer.live)
+        """Return the schedule of a point, if there is one: of two, the one with the smaller peak.
+
+        The second one rebuilds for the collectors what it rebuilds once more when the backward reads it.
+        """
+        if answer.live is None:
+            return None
+        graph, cuts = self.problem.graph, sorted(self._limits)
+        schedule = decode(graph, cuts, answer.live)
+        if simulate(graph, schedule).peak_bytes <= self.problem.budget_bytes:
+            return schedule
+        other = decode(graph, cuts, answer.live, rebuilt_alone=self._collectors)
+        return min(schedule, other, key=lambda each: simulate(graph, each).peak_bytes)
 
     def _divide(self, program: CutRelaxation, kept: frozenset[int], once: frozenset[int]) -> None:
         """Keep tensors at the cuts, run operations once, and recompute rather what is read late."""

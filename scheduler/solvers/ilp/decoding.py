@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from scheduler.graph import Graph
 from scheduler.schedule import Schedule, schedule_from_runs
@@ -15,6 +15,7 @@ def decode(
     chain: Sequence[int],
     live: Sequence[frozenset[int]],
     order: Sequence[int] | None = None,
+    rebuilt_alone: Collection[int] = (),
 ) -> Schedule:
     """Return the schedule that keeps exactly these tensors at the cuts.
 
@@ -30,10 +31,12 @@ def decode(
         Tensors to keep when each task first runs.
     order : sequence of int, optional
         Operations in the order of their first runs; by default the defaults in the input order.
+    rebuilt_alone : collection of int, optional
+        As for `Walk`.
     """
     index = graph.index
     keep = dict(zip(chain, live, strict=True))
-    walk = Walk(graph)
+    walk = Walk(graph, rebuilt_alone)
     computed: set[int] = set()
     for i in index.defaults if order is None else order:
         task = index.task_of[i]
