@@ -82,10 +82,10 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     runs do not find in ten where the budget is tight. Two walkers, each with its own random
     numbers, anneal in rounds of growing length; what each does is chosen by what has found
     something better so far (`Choice`). Some rounds, the last ones above all, begin with what two
-    known schedules make together (`Crossings`); all begin with known schedules that do not fit, as
-    long as these are much faster than what fits. With much time, several such searches follow each
-    other, from the same starts. They stop before the deadline if one has found nothing better for
-    a long time.
+    known schedules make together (`Crossings`); all, or in a large graph half of the turns, begin
+    with known schedules that do not fit, as long as these are much faster than what fits. With much
+    time, several such searches follow each other, from the same starts. They stop before the
+    deadline if one has found nothing better for a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
     allows it. When: irregular graphs, where `ilp` leaves a gap; up to some 10^4 operations,
@@ -319,9 +319,10 @@ class Annealing:
 
     @property
     def _is_slow(self) -> bool:
-        """Whether known schedules that do not fit are so much faster that all turns begin with one of them.
+        """Whether known schedules that do not fit are so much faster that turns begin with one of them.
 
-        In a large graph it is true where nothing fits as well: turns over decisions have no chance there.
+        All do, but only every second one in a large graph where something fits: runs alone may never lead to what
+        fits. There it is true where nothing fits as well, since turns over decisions have no chance.
         """
         is_open = math.isfinite(self.best_time) or self._is_large
         return is_open and bool(self._exceeding) and self.best_time > SLOW * self._least_time
@@ -331,7 +332,11 @@ class Annealing:
         only_decisions = self.best is None and self._rounds % RUNS_EVERY != 0
         self._rounds += 1
         if self._is_slow:
-            return [Kind.FROM_START] * self.count
+            has_other = self._is_large and self.best is not None
+            return [
+                Kind.RUNS_FROM_BEST if has_other and (self._rounds + k) % 2 else Kind.FROM_START
+                for k in range(self.count)
+            ]
         if only_decisions:
             return [Kind.DECISIONS] * self.count
         if is_last and self._crossings.are_possible and self._do_crossings_pay:

@@ -337,6 +337,23 @@ def test_in_a_large_graph_what_does_not_fit_is_annealed_over_runs_only(
     assert begun == [over] * 2
 
 
+@pytest.mark.parametrize("walkers", [1, 2])
+def test_in_a_large_graph_every_second_turn_begins_with_what_fits_however_slow_it_is(
+    walkers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = uniform_chain(8)
+    slow, near = rebuilt(graph, 7), rebuilt(graph, 4)
+    monkeypatch.setattr(solver, "MOST_RETENTION_WORK", 0)
+    search = Annealing(Problem(graph, sc.simulate(graph, slow).peak_bytes), walkers)
+    search.offer_start(near)
+    assert set(search._next_kinds(is_last=False)) == {Kind.FROM_START}
+    search.offer_start(slow)
+    kinds = [kind for _ in range(4) for kind in search._next_kinds(is_last=False)]
+    assert kinds.count(Kind.FROM_START) == kinds.count(Kind.RUNS_FROM_BEST) == 2 * walkers
+    assert search._next_begin(Kind.FROM_START) == near
+    assert search._next_begin(Kind.RUNS_FROM_BEST) == slow
+
+
 @pytest.mark.parametrize(("work", "kind", "starts"), [(10**9, Kind.DECISIONS, [4, 2]), (0, Kind.FROM_START, [4, 4])])
 def test_where_nothing_fits_all_turns_in_a_large_graph_begin_with_what_nearly_does(
     work: int, kind: Kind, starts: list[int], monkeypatch: pytest.MonkeyPatch
