@@ -205,6 +205,8 @@ class _Policy:
         self.ended = False
         self._smallest: Smallest | None = None
         """What `find_smallest_peak` has found."""
+        self._annealing: Deadline | None = None
+        """That of annealing which began before anything fitted."""
         self._proof: Future[None] | None = None
         self._proof_limit = self.first_round
         self._started = clock.now()
@@ -271,12 +273,15 @@ class _Policy:
     def _search_beside(self) -> None:
         """Do the same beside `hierarchical`, the last ones first, and then look for the smallest peak.
 
-        All of it ends once a schedule fits.
+        All of it ends once a schedule fits. If it is from here, annealing begins anew with that one too.
         """
         for search in reversed(self._quick_searches(self.until_fitting)):
             if self.best.schedule is None:
                 search()
         self._find_smallest_peak(self.until_fitting)
+        found = [*self.answers, *(known.schedule for known in (self._smallest,) if known is not None)]
+        if self._annealing is not None and any(schedule is self.best.schedule for schedule in found):
+            self._annealing.stop()
 
     def _quick_searches(self, deadline: Deadline) -> Sequence[Callable[[], None]]:
         settings = self.settings
@@ -442,10 +447,15 @@ class _Policy:
         """Anneal from what is known; where that gives up far from the bound, do it again with other random numbers."""
         ends, goes_on = math.isfinite(deadline.remaining), True
         while goes_on:
-            self._consult(partial(anneal.search, walkers=walkers, only_starts=True), deadline)
+            self._consult(partial(self._anneal_once, walkers=walkers), deadline)
             self.seed += 1
             is_far = self._possible_gain > self.settings.anneal_again_gap
             goes_on = ends and is_far and not (self.best.is_final or deadline.passed)
+
+    def _anneal_once(self, problem: Problem, *, deadline: Deadline, seed: int, walkers: int) -> Proposal:
+        """Anneal, and note until when if nothing fits so far."""
+        self._annealing = deadline if self.best.schedule is None else None
+        return anneal.search(problem, deadline=deadline, seed=seed, walkers=walkers, only_starts=True)
 
     def _ask(self, solver: str, deadline: Deadline, share: float = 1.0) -> None:
         """Take over the answer of a solver in a share of the time."""

@@ -235,6 +235,85 @@ def test_a_walk_beside_hierarchical_stops_once_a_schedule_fits(monkeypatch: pyte
     assert answer.schedule is not None
 
 
+def test_where_nothing_fits_annealing_starts_from_the_smallest_peak_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = conv_net(5)
+    larger = sc.solve(graph, "60%", solver="ilp", time_limit=20).schedule
+    assert larger is not None
+    begun: list[tuple[sc.Schedule, ...]] = []
+    anneals = threading.Event()
+
+    def stub(name: str) -> auto.Propose:
+        return lambda problem, *, deadline, seed: Proposal(None, "input order")
+
+    def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        assert anneals.wait(timeout=20)
+        return Proposal(None, "input order")
+
+    def search(problem: Problem, *, deadline: Deadline, **options: object) -> Proposal:
+        begun.append(problem.starts)
+        anneals.set()
+        deadline.stop()
+        return Proposal(None, "any order")
+
+    monkeypatch.setattr(auto, "load_solver", stub)
+    monkeypatch.setattr(auto.ilp, "propose", prove)
+    monkeypatch.setattr(auto.anneal, "search", search)
+    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_, any_fits: None)
+    monkeypatch.setattr(auto, "smallest_peak", lambda problem, deadline: Smallest(0, larger, larger))
+    sc.solve(graph, "45%", time_limit=1)
+    assert begun[0].count(larger) == 1
+
+
+@pytest.mark.parametrize("finder", ["annealing", "walk", "smallest peak"])
+def test_annealing_begins_anew_once_another_search_has_found_what_fits(
+    monkeypatch: pytest.MonkeyPatch, finder: str
+) -> None:
+    graph = conv_net(5)
+    larger, smaller = (sc.solve(graph, budget, solver="ilp", time_limit=20).schedule for budget in ("60%", "45%"))
+    assert larger is not None
+    assert smaller is not None
+    anneals, has_walked = threading.Event(), threading.Event()
+    begun: list[tuple[sc.Schedule, ...]] = []
+
+    def stub(name: str) -> auto.Propose:
+        exceeding = (larger,) if name == "hierarchical" else ()
+        return lambda problem, *, deadline, seed: Proposal(None, "input order", exceeding=exceeding)
+
+    def walk(walks_: EvictionWalks, budget_bytes: int, deadline: Deadline, *, any_fits: bool) -> sc.Schedule | None:
+        assert anneals.wait(timeout=20)
+        return smaller if finder == "walk" else None
+
+    def look(problem: Problem, deadline: Deadline) -> Smallest:
+        known = smaller if finder == "smallest peak" else larger
+        return Smallest(0, known, known)
+
+    def prove(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        has_walked.set()
+        return Proposal(None, "input order")
+
+    def search(problem: Problem, *, deadline: Deadline, **options: object) -> Proposal:
+        begun.append(problem.starts)
+        anneals.set()
+        if len(begun) > 1:
+            return Proposal(None, "any order")
+        if finder == "annealing":
+            deadline.report(Proposal(smaller, "any order"))
+        assert has_walked.wait(timeout=20)
+        assert deadline.stopped == (finder != "annealing")
+        deadline.stop()
+        return Proposal(None, "any order")
+
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1))
+    monkeypatch.setattr(auto, "load_solver", stub)
+    monkeypatch.setattr(auto.ilp, "propose", prove)
+    monkeypatch.setattr(auto.anneal, "search", search)
+    monkeypatch.setattr(EvictionWalks, "fitting", walk)
+    monkeypatch.setattr(auto, "smallest_peak", look)
+    sc.solve(graph, "45%", time_limit=4)
+    assert smaller not in begun[0]
+    assert smaller in begun[1]
+
+
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_annealing_gets_both_cores_where_programs_have_run_beside_hierarchical(
     monkeypatch: pytest.MonkeyPatch, *, is_silent: bool
