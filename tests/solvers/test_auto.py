@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -235,6 +236,20 @@ def test_a_walk_beside_hierarchical_stops_once_a_schedule_fits(monkeypatch: pyte
     assert answer.schedule is not None
 
 
+def replace_searches(
+    monkeypatch: pytest.MonkeyPatch,
+    load_solver: Callable[[str], auto.Propose],
+    prove: auto.Propose,
+    search: auto.Propose,
+    walk: Callable[..., sc.Schedule | None] = lambda *_, any_fits: None,
+) -> None:
+    """Replace the solvers that `auto` loads, integer programs, annealing, and walks, of which by default none fits."""
+    monkeypatch.setattr(auto, "load_solver", load_solver)
+    monkeypatch.setattr(auto.ilp, "propose", prove)
+    monkeypatch.setattr(auto.anneal, "search", search)
+    monkeypatch.setattr(EvictionWalks, "fitting", walk)
+
+
 def test_where_nothing_fits_annealing_starts_from_the_smallest_peak_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = conv_net(5)
     larger = sc.solve(graph, "60%", solver="ilp", time_limit=20).schedule
@@ -255,10 +270,7 @@ def test_where_nothing_fits_annealing_starts_from_the_smallest_peak_once(monkeyp
         deadline.stop()
         return Proposal(None, "any order")
 
-    monkeypatch.setattr(auto, "load_solver", stub)
-    monkeypatch.setattr(auto.ilp, "propose", prove)
-    monkeypatch.setattr(auto.anneal, "search", search)
-    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_, any_fits: None)
+    replace_searches(monkeypatch, stub, prove, search)
     monkeypatch.setattr(auto, "smallest_peak", lambda problem, deadline: Smallest(0, larger, larger))
     sc.solve(graph, "45%", time_limit=1)
     assert begun[0].count(larger) == 1
@@ -304,10 +316,7 @@ def test_annealing_begins_anew_once_another_search_has_found_what_fits(
         return Proposal(None, "any order")
 
     monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1))
-    monkeypatch.setattr(auto, "load_solver", stub)
-    monkeypatch.setattr(auto.ilp, "propose", prove)
-    monkeypatch.setattr(auto.anneal, "search", search)
-    monkeypatch.setattr(EvictionWalks, "fitting", walk)
+    replace_searches(monkeypatch, stub, prove, search, walk)
     monkeypatch.setattr(auto, "smallest_peak", look)
     sc.solve(graph, "45%", time_limit=4)
     assert smaller not in begun[0]
@@ -343,10 +352,7 @@ def test_annealing_gets_both_cores_where_programs_have_run_beside_hierarchical(
         return Proposal(None, "any order")
 
     monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1))
-    monkeypatch.setattr(auto, "load_solver", stub)
-    monkeypatch.setattr(auto.ilp, "propose", prove)
-    monkeypatch.setattr(auto.anneal, "search", search)
-    monkeypatch.setattr(EvictionWalks, "fitting", lambda *_, any_fits: None)
+    replace_searches(monkeypatch, stub, prove, search)
     sc.solve(graph, "45%", time_limit=2)
     assert walkers[0] == (1 if is_silent else 2)
 
