@@ -36,9 +36,11 @@ FEW_CUTS = 6
 """Up to so many cuts, moments where points exceed the budget are added one by one: each moves the next point's."""
 FIRST_PRICED = 3
 """Number of cuts of the first program that is chosen by prices."""
-AFFORDED_SHARE, RELAXED_GROWTH = 0.5, 3
+AFFORDED_SHARE, RELAXED_GROWTH, FAR_GROWTH, NEAR_SIZE = 0.5, 2, 3, 3.0
 """A further relaxation has only so many moments that it should take this share of the time: about that of the last one,
-times this power of the ratio of their numbers."""
+times the first power of the ratio of their sizes; or the second, if it is more than so many times as large."""
+UNORDERED_SIZE = 4
+"""Tasks without precedence to a moment have so many times the rows of those that precede it."""
 SHORT_SHARE, GROWTH = 0.1, 3
 """After a program that took at most this share of the remaining time, the next one has two cuts more, and one more
 for each so many; otherwise it has one more."""
@@ -136,6 +138,8 @@ class CutSearch:
         self._moments: list[int] = []
         self._last: _Relaxation | None = None
         """That by whose prices programs go."""
+        self._lacks_time = False
+        """Whether, with more time, the next relaxation would have further moments."""
         self._has_new = False
         """Whether points have exceeded the budget at further moments since all were relaxed at once."""
         self._tried: set[tuple[int, ...]] = set()
@@ -209,6 +213,7 @@ class CutSearch:
         The next programs go by its prices.
         """
         limit = deadline.within(REFINED_SHARE * deadline.remaining)
+        self.is_relaxed = self.is_relaxed and not self._lacks_time
         while not (self.is_relaxed or limit.passed):
             self.refine(limit)
         return self._last.program if self._last else None
@@ -366,17 +371,28 @@ class CutSearch:
         They are as many as are likely to be solved in time. If only few moments may be relaxed, some are joined to
         the priced ones. An empty list if no moment is new.
         """
-        most = float(self._most_refined)
-        if last.seconds:
-            more = (AFFORDED_SHARE * deadline.remaining / last.seconds) ** (1 / RELAXED_GROWTH)
-            most = min(most, more * len(last.program.cuts))
+        affordable = AFFORDED_SHARE * deadline.remaining / last.seconds if last.seconds else math.inf
+        growth = min(affordable ** (1 / RELAXED_GROWTH), max(NEAR_SIZE, affordable ** (1 / FAR_GROWTH)))
+        room = growth * sum(map(self._size, last.program.cuts))
         priced = _dearest_first(last.prices) or last.program.cuts
         schedule = self._decode(last.program, last.program.live(0.5), last.program.have_run())
         chosen = self.candidates.joined(priced, schedule) if self._most_refined <= FEW_CUTS else list(priced)
+        room -= sum(map(self._size, chosen))
+        self._lacks_time = False
         for moment in (*self.candidates.exceeded(schedule), *self._exceeded):
-            if len(chosen) < most and len(self.precedence.chain([*chosen, moment])) > len(chosen):
-                chosen.append(moment)
+            if len(chosen) < self._most_refined and len(self.precedence.chain([*chosen, moment])) > len(chosen):
+                if self._size(moment) <= room:
+                    chosen.append(moment)
+                    room -= self._size(moment)
+                else:
+                    self._lacks_time = True
         return [] if chosen == priced else self.precedence.chain(chosen)
+
+    def _size(self, moment: int) -> int:
+        """Return about how many rows a moment adds to a relaxation, as a multiple."""
+        precedence = self.precedence
+        before, after = (of(moment).bit_count() for of in (precedence.before, precedence.after))
+        return before + UNORDERED_SIZE * max(0, precedence.tasks - before - after)
 
     @property
     def _most_refined(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 
 import scheduler as sc
@@ -12,7 +15,9 @@ from scheduler.solvers.ilp import cut_search
 from scheduler.solvers.ilp.cut_search import CutSearch
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
+from scheduler.solvers.ilp.relaxation import CutRelaxation
 from tests.support.cut_bounds import step_with_a_task_that_may_wait, step_with_two_branches
+from tests.support.fake_clock import FakeClock
 from tests.support.training_graphs import conv_net
 
 
@@ -66,6 +71,40 @@ def test_relaxations_that_would_not_be_solved_in_time_are_not_begun(monkeypatch:
     found.refine(Deadline(20))  # the test above says that it could raise the bound
     assert found.is_relaxed
     assert found.relaxed == first
+    monkeypatch.setattr(cut_search, "AFFORDED_SHARE", 1.0)
+    found.relax(Deadline(20))  # with more time, it goes on
+    assert found.relaxed > first
+
+
+@pytest.mark.parametrize(("affordable", "growth"), [(6.25, 2.5), (16.0, 3.0), (64.0, 4.0)])
+def test_the_moments_of_a_further_relaxation_are_as_large_as_its_time_allows(
+    monkeypatch: pytest.MonkeyPatch, affordable: float, growth: float
+) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    monkeypatch.setattr(cut_search, "MOST_MOMENTS", 1)
+    graph = conv_net(6)
+    found = search(graph, parse_budget("60%", graph), reorder=True)
+    relaxed: list[list[int]] = []
+    build = CutRelaxation.relaxed
+
+    def recorded(program: CutRelaxation, *arguments: Any) -> tuple[float, list[float]] | None:
+        relaxed.append(program.cuts)
+        clock.advance(1.0)
+        return build(program, *arguments)
+
+    def size(cuts: list[int]) -> int:
+        """Return how many tasks precede the moments, and four times how many come before as well as after them."""
+        before = sum(found.precedence.before(cut).bit_count() for cut in cuts)
+        after = sum(found.precedence.after(cut).bit_count() for cut in cuts)
+        return before + 4 * (len(cuts) * len(graph.operations) - before - after)
+
+    monkeypatch.setattr(CutRelaxation, "relaxed", recorded)
+    with FakeClock() as clock:
+        found.refine(Deadline(100))
+        while not found.is_relaxed:
+            found.refine(Deadline(affordable / cut_search.AFFORDED_SHARE))
+    ratios = [size(more) / size(fewer) for fewer, more in pairwise(relaxed[1:])]
+    assert 0.6 * growth < max(ratios) <= growth
 
 
 @pytest.mark.parametrize("reorder", [False, True])
