@@ -77,6 +77,9 @@ class AutoSettings:
         Share of the last search where nothing fits so far; then the smallest peak has the rest.
     hierarchical_share : float
         Share of the remaining time for `hierarchical` if it does not run first.
+    bound_first_share : float
+        Share of the remaining time for the first bound of `ilp`, where that comes before searches beside
+        `hierarchical`.
     ilp_alone_seconds, ilp_alone_share : float
         `ilp` runs alone for the shorter one of these; it usually needs no more.
     two_walkers_seconds : float
@@ -115,6 +118,7 @@ class AutoSettings:
     small_anneal_share: float = 0.5
     nothing_fits_share: float = 0.3
     hierarchical_share: float = 0.2
+    bound_first_share: float = 0.5
     ilp_alone_seconds: float = 4.0
     ilp_alone_share: float = 0.4
     two_walkers_seconds: float = 25.0
@@ -207,6 +211,8 @@ class _Policy:
         """What `find_smallest_peak` has found."""
         self._annealing: Deadline | None = None
         """That of annealing which began before anything fitted."""
+        self._programs: ilp.ProgramSearch | None = None
+        """The search of `ilp`, if its bound came first."""
         self._proof: Future[None] | None = None
         self._proof_limit = self.first_round
         self._started = clock.now()
@@ -333,7 +339,7 @@ class _Policy:
         """Run `ilp`, and other searches before it, at the same time as what follows."""
         if self.solves_neighborhoods:
             self._proof_limit = self._share_of(self.deadline, self.settings.first_round_share)
-        self._proof = self.pool.submit(_call, *first, partial(self._consult, ilp.propose, self._proof_limit))
+        self._proof = self.pool.submit(_call, *first, partial(self._consult, self._prove, self._proof_limit))
 
     def _begin_beside(self, exceeding: Sequence[Schedule]) -> None:
         """Begin searches for a schedule that fits, and then `ilp`; but its first bound first if one nearly fits.
@@ -346,8 +352,19 @@ class _Policy:
         self._begin_proof(*([self._bound_first] if is_near else []), self._search_beside)
 
     def _bound_first(self) -> None:
-        """Take over the first bound of `ilp`, in the time that it has."""
-        self._consult(_relax, self._proof_limit)
+        """Take over the first bound of `ilp`, in a share of the time that it has."""
+        self._consult(self._relax, self._proof_limit, self.settings.bound_first_share)
+
+    def _relax(self, problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        """Return the bound of the linear relaxations with which `ilp` begins in a large graph."""
+        self._programs = ilp.ProgramSearch(problem)
+        return self._programs.relax(deadline)
+
+    def _prove(self, problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+        """Return what `ilp` finds; it goes on if it has begun."""
+        if self._programs is None:
+            return ilp.propose(problem, deadline=deadline, seed=seed)
+        return self._programs.run(deadline, self.best.time)
 
     def stop_proof(self) -> None:
         """Stop `ilp` if it goes on."""
@@ -488,9 +505,9 @@ class _Policy:
         if proposal.search_space == "input order" and self.late is not self.problem:
             proposal = replace(proposal, search_space="late order")  # the input order of what solvers get
         self.best.update(proposal)
-        if proposal.exceeding and (propose is ilp.propose or self._is_deep):
+        if proposal.exceeding and (propose == self._prove or self._is_deep):
             self.exceeding[propose] = proposal.exceeding
-            if self._proof is None and propose is not ilp.propose:
+            if self._proof is None and propose != self._prove:
                 self._begin_beside(proposal.exceeding)
         if self.best.schedule is not None:
             self.until_fitting.stop()
@@ -516,14 +533,9 @@ def _bound_chain(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal
     return Proposal(None, "persistent", bound, bound, infeasible=math.isinf(bound))
 
 
-def _relax(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
-    """Return the bound of the linear relaxation with which `ilp` begins in a large graph."""
-    return ilp.propose_with_programs(problem, deadline, 0)
-
-
 def _solve_few_programs(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     """Return what `ilp` finds with its first integer programs, without compiled kernels."""
-    return ilp.propose_with_programs(problem, deadline, SETTINGS.few_programs, repair=False)
+    return ilp.ProgramSearch(problem, SETTINGS.few_programs, repair=False).run(deadline)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from scheduler.solvers import auto
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.dp.solver import EXACT_LAYERS
 from scheduler.solvers.eviction_walk import EvictionWalks
+from scheduler.solvers.ilp.solver import ProgramSearch
 from scheduler.solvers.late_order import late_order
 from scheduler.solvers.smallest_peak import Smallest, Squeezed
 from tests.support.fake_clock import FakeClock
@@ -178,7 +179,7 @@ def test_walks_and_programs_run_beside_hierarchical_once_it_says_that_nothing_fi
         began.append("smallest peak")
         return Smallest(0, larger, larger)
 
-    def relax(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
+    def relax(policy: auto._Policy, problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
         began.append("relaxation")
         return Proposal(None, "input order")
 
@@ -192,7 +193,7 @@ def test_walks_and_programs_run_beside_hierarchical_once_it_says_that_nothing_fi
         auto, "SETTINGS", replace(auto.SETTINGS, hierarchical_first_operations=1, nearly_fits=nearly_fits)
     )
     monkeypatch.setattr(auto, "load_solver", stub)
-    monkeypatch.setattr(auto, "_relax", relax)
+    monkeypatch.setattr(auto._Policy, "_relax", relax)
     monkeypatch.setattr(auto.ilp, "propose", prove)
     monkeypatch.setattr(EvictionWalks, "fitting", lambda *_, any_fits: began.append("walk"))
     monkeypatch.setattr(auto, "smallest_peak", look)
@@ -245,6 +246,7 @@ def replace_searches(
 ) -> None:
     """Replace the solvers that `auto` loads, integer programs, annealing, and walks, of which by default none fits."""
     monkeypatch.setattr(auto, "load_solver", load_solver)
+    monkeypatch.setattr(auto._Policy, "_bound_first", lambda policy: None)
     monkeypatch.setattr(auto.ilp, "propose", prove)
     monkeypatch.setattr(auto.anneal, "search", search)
     monkeypatch.setattr(EvictionWalks, "fitting", walk)
@@ -274,6 +276,41 @@ def test_where_nothing_fits_annealing_starts_from_the_smallest_peak_once(monkeyp
     monkeypatch.setattr(auto, "smallest_peak", lambda problem, deadline: Smallest(0, larger, larger))
     sc.solve(graph, "45%", time_limit=1)
     assert begun[0].count(larger) == 1
+
+
+def test_integer_programs_go_on_from_their_first_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = conv_net(5)
+    larger = sc.solve(graph, "60%", solver="ilp", time_limit=20).schedule
+    assert larger is not None
+    began, ran, runs = list[ProgramSearch](), list[ProgramSearch](), threading.Event()
+
+    def stub(name: str) -> auto.Propose:
+        exceeding = (larger,) if name == "hierarchical" else ()
+        return lambda problem, *, deadline, seed: Proposal(None, "input order", exceeding=exceeding)
+
+    def relax(search: ProgramSearch, deadline: Deadline) -> Proposal:
+        began.append(search)
+        return Proposal(None, "any order")
+
+    def run(search: ProgramSearch, deadline: Deadline, known: float = math.inf) -> Proposal:
+        ran.append(search)
+        runs.set()
+        return Proposal(None, "any order")
+
+    def give_up(problem: Problem, *, deadline: Deadline, **options: object) -> Proposal:
+        assert runs.wait(timeout=20)
+        deadline.stop()
+        return Proposal(None, "any order")
+
+    settings = replace(auto.SETTINGS, hierarchical_first_operations=1, nearly_fits=math.inf)
+    monkeypatch.setattr(auto, "SETTINGS", settings)
+    monkeypatch.setattr(auto, "load_solver", stub)
+    monkeypatch.setattr(auto.anneal, "search", give_up)
+    monkeypatch.setattr(ProgramSearch, "relax", relax)
+    monkeypatch.setattr(ProgramSearch, "run", run)
+    sc.solve(graph, "45%", time_limit=2)
+    assert len(began) == 1
+    assert ran[0] is began[0]
 
 
 @pytest.mark.parametrize("finder", ["annealing", "walk", "smallest peak"])
@@ -361,7 +398,7 @@ def test_integer_programs_do_not_delay_the_answer_for_a_chain(monkeypatch: pytes
     def fail(*_: object, **options: object) -> Proposal:
         raise AssertionError("an integer program was solved")
 
-    monkeypatch.setattr("scheduler.solvers.ilp.solver.propose_with_programs", fail)
+    monkeypatch.setattr("scheduler.solvers.ilp.solver.ProgramSearch", fail)
     chain = sc.zoo.heterogeneous_chain(30)
     solution = sc.solve(chain, "60%", gap=0.005)
     assert (solution.status, solution.time) == (sc.Status.OPTIMAL, sc.solve(chain, "60%", solver="dp").time)

@@ -28,9 +28,9 @@ PROGRAM_SHARE = 0.95
 SHARED_PROGRAM_SHARE, AGREED_PROGRAM_SHARE = 0.5, 0.7
 """The same for the input order while the other one needs programs too, and while its last program was one for both."""
 LEAST_PROGRAM_SECONDS = 1.0
-RELAXED_FIRST = 2_000
-"""From so many operations on, one program may take all the time, and bound hardly better than its relaxation: one for
-any order comes first."""
+RELAXED_FIRST, FIRST_SHARE = 2_000, 0.8
+"""From so many operations on, one program may take all the time, and bound hardly better than its relaxation: those for
+any order come first, in this share of the time."""
 REPAIR_SHARE, MOST_REPAIRED = 0.2, 3_000
 """Share of the remaining time to make a point that does not fit one that does, and most operations of a graph where
 that is tried: in larger ones it takes as long as a program."""
@@ -72,27 +72,7 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     UnsuitableProblemError
         If the graph has more than `MOST_OPERATIONS` operations.
     """
-    return propose_with_programs(problem, deadline, MOST_PROGRAMS)
-
-
-def propose_with_programs(problem: Problem, deadline: Deadline, most_programs: int, *, repair: bool = True) -> Proposal:
-    """Return what `propose` finds with at most so many programs for each order.
-
-    Without `repair`, points that do not fit are not repaired by the greedy search, which needs compiled kernels.
-
-    Raises
-    ------
-    UnsuitableProblemError
-        As for `propose`.
-    """
-    count = len(problem.graph.operations)
-    if count > MOST_OPERATIONS:
-        raise UnsuitableProblemError(
-            f'"ilp" needs a graph of at most {MOST_OPERATIONS} operations, got {count}: use "auto" or "greedy"'
-        )
-    found = _Search(problem, deadline, most_programs, repair=repair)
-    found.run()
-    return found.proposal()
+    return ProgramSearch(problem).run(deadline)
 
 
 class _Order:
@@ -116,13 +96,31 @@ class _Order:
         """Seconds, more of those that did not raise the bound."""
 
 
-class _Search:
-    """The loop of `propose`: bound, decode, simulate, and choose the cuts of the next program."""
+class ProgramSearch:
+    """The loop of `propose`: bound, decode, simulate, and choose the cuts of the next program.
 
-    def __init__(self, problem: Problem, deadline: Deadline, most_programs: int, *, repair: bool) -> None:
-        self.problem, self.deadline = problem, deadline
-        self.most_programs = most_programs
-        self.repair = repair and len(problem.graph.operations) <= MOST_REPAIRED
+    Parameters
+    ----------
+    problem : Problem
+    most_programs : int
+        For each order.
+    repair : bool
+        Whether points that do not fit are repaired by the greedy search, which needs compiled kernels.
+
+    Raises
+    ------
+    UnsuitableProblemError
+        As for `propose`.
+    """
+
+    def __init__(self, problem: Problem, most_programs: int = MOST_PROGRAMS, *, repair: bool = True) -> None:
+        count = len(problem.graph.operations)
+        if count > MOST_OPERATIONS:
+            raise UnsuitableProblemError(
+                f'"ilp" needs a graph of at most {MOST_OPERATIONS} operations, got {count}: use "auto" or "greedy"'
+            )
+        self.problem, self.most_programs = problem, most_programs
+        self.repair = repair and count <= MOST_REPAIRED
         reduction = Reduction(problem.graph, absorbs=True)
         self.given = CutSearch(problem, Precedence(problem.graph, reorder=False), reduction)
         self.free = OrderBranches(problem, reduction, self.given)
@@ -130,7 +128,6 @@ class _Search:
         self.exceeding: list[Schedule] = []
         self._has_points = False
         """Whether the points of a relaxation for the input order are among them, or fit."""
-        self._began = clock.now()
         self._end: Deadline | None = None
         self._is_extended = False
 
@@ -155,25 +152,40 @@ class _Search:
             exceeding=tuple(self.exceeding),
         )
 
-    def run(self) -> None:
-        """Search until the gap is closed, nothing is left to try, or time is up."""
+    def relax(self, deadline: Deadline) -> Proposal:
+        """Return the bound of relaxations for any order; in a small graph, where programs bound better, there are none.
+
+        `run` goes on from there.
+        """
+        problem = self.problem
+        is_large = len(problem.graph.operations) >= RELAXED_FIRST
+        if problem.reorder and is_large and problem.floor.bytes <= problem.budget_bytes:
+            self.free.relax(deadline)
+            self._raise(self.free.bound)
+        return self.proposal()
+
+    def run(self, deadline: Deadline, known: float = math.inf) -> Proposal:
+        """Search until the gap is closed, nothing is left to try, or time is up.
+
+        `known` is the time of a schedule that has been found since the problem was made.
+        """
+        self.deadline, self._began = deadline, clock.now()
+        self.free.known = min(self.free.known, known)
         problem = self.problem
         if problem.baseline.peak_bytes <= problem.budget_bytes:
             self._keep_if_better(problem.save_everything, self.input)
             if relative_gap(self.input.time, problem.least_time) <= CLOSED_GAP:
                 self._raise(problem.least_time)
-                return
+                return self.proposal()
         if problem.floor.bytes > problem.budget_bytes:
             self._raise(math.inf)
-            return
-        if problem.reorder and len(problem.graph.operations) >= RELAXED_FIRST:
-            self.free.relax(self.deadline.within(SHARED_PROGRAM_SHARE * self.deadline.remaining))
-            self._raise(self.free.bound)
-            self.deadline.report(self.proposal())
+            return self.proposal()
+        deadline.report(self.relax(deadline.within(FIRST_SHARE * deadline.remaining)))
         while (order := self._next_order()) is not None:
             self._raise_bound(order)
             if self._is_far:
                 self._relax_given()
+        return self.proposal()
 
     def _raise(self, bound: float) -> None:
         """Take over a bound for any order, which holds for the input order too."""

@@ -12,7 +12,7 @@ from scheduler.solvers.ilp.cut_search import CutSearch
 from scheduler.solvers.ilp.order_branches import OrderBranches
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.relaxation import CutRelaxation
-from scheduler.solvers.ilp.solver import propose, propose_with_programs
+from scheduler.solvers.ilp.solver import ProgramSearch, propose
 from tests.support.fake_clock import FakeClock
 from tests.support.oracle import optimum
 from tests.support.training_graphs import conv_net, uniform_chain
@@ -148,7 +148,7 @@ def test_a_program_that_holds_for_both_orders_delays_those_for_any_order_only_ne
 
     monkeypatch.setattr(CutSearch, "raise_bound", raise_given)
     monkeypatch.setattr(OrderBranches, "raise_bound", raise_any)
-    propose_with_programs(Problem(graph, 20, starts=(known,)), Deadline(20), 2)
+    ProgramSearch(Problem(graph, 20, starts=(known,)), 2).run(Deadline(20))
     # A chain has one order, so every program holds for both.
     assert orders[:2] == ["input", "any" if is_far else "input"]
 
@@ -170,7 +170,7 @@ def test_the_bound_over_all_orders_has_more_time_while_it_is_far_below(
 
     monkeypatch.setattr(OrderBranches, "raise_bound", raise_any)
     monkeypatch.setattr(OrderBranches, "comes_first", False)
-    monkeypatch.setattr(solver._Search, "_do_orders_agree", lambda search: False)
+    monkeypatch.setattr(solver.ProgramSearch, "_do_orders_agree", lambda search: False)
     monkeypatch.setattr(solver, "INPUT_FACTOR", -1.0)  # programs for any order come last
     with FakeClock(seconds_per_look=1e-6) as clock:
         proposal = propose(problem, deadline=Deadline(100), seed=0)
@@ -202,7 +202,7 @@ def test_points_of_a_relaxation_are_passed_on_where_known_schedules_are_far_from
     budget = parse_budget("40%", graph)
     known = sc.solve(graph, budget, solver="greedy" if is_near else "recompute-all", time_limit=2).schedule
     assert known is not None
-    found = propose_with_programs(Problem(graph, budget, starts=(known,)), Deadline(20), 1)
+    found = ProgramSearch(Problem(graph, budget, starts=(known,)), 1).run(Deadline(20))
     assert len(found.exceeding) == (1 if is_near else 3)  # that of the program, and two of the relaxation
     assert all(sc.simulate(graph, schedule).peak_bytes > budget for schedule in found.exceeding)
 
@@ -224,7 +224,7 @@ def test_where_no_schedule_fits_in_the_input_order_nothing_is_relaxed_for_it(mon
         return relax(search, deadline)
 
     monkeypatch.setattr(CutSearch, "relax", recorded)
-    found = propose_with_programs(Problem(graph, budget), Deadline(20), 1)
+    found = ProgramSearch(Problem(graph, budget), 1).run(Deadline(20))
     assert "no schedule fits in the given order" in found.messages[1]
     assert found.global_bound == 3.0
     assert False not in relaxed
