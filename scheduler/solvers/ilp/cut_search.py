@@ -37,10 +37,10 @@ FEW_CUTS = 6
 FIRST_PRICED = 3
 """Number of cuts of the first program that is chosen by prices."""
 AFFORDED_SHARE, RELAXED_GROWTH, FAR_GROWTH, NEAR_SIZE = 0.5, 2, 3, 3.0
-"""A further relaxation has only so many moments that it should take this share of the time: about that of the last one,
-times the first power of the ratio of their sizes; or the second, if it is more than so many times as large."""
+"""A further relaxation has only so many moments that it should take `AFFORDED_SHARE` of the time: that of the last one,
+times the ratio of their sizes to the power `RELAXED_GROWTH`; to `FAR_GROWTH`, if the ratio is over `NEAR_SIZE`."""
 UNORDERED_SIZE = 4
-"""Tasks without precedence to a moment have so many times the rows of those that precede it."""
+"""A task without precedence to a moment has about so many times the rows of one that precedes it."""
 SHORT_SHARE, GROWTH = 0.1, 3
 """After a program that took at most this share of the remaining time, the next one has two cuts more, and one more
 for each so many; otherwise it has one more."""
@@ -389,7 +389,7 @@ class CutSearch:
         return [] if chosen == priced else self.precedence.chain(chosen)
 
     def _size(self, moment: int) -> int:
-        """Return about how many rows a moment adds to a relaxation, as a multiple."""
+        """Return a number to which the rows that a moment adds to a relaxation are about in proportion."""
         precedence = self.precedence
         before, after = (of(moment).bit_count() for of in (precedence.before, precedence.after))
         return before + UNORDERED_SIZE * max(0, precedence.tasks - before - after)
