@@ -285,7 +285,8 @@ class _Policy:
             if self.best.schedule is None:
                 search()
         self._find_smallest_peak(self.until_fitting)
-        found = [*self.answers, *(known.schedule for known in (self._smallest,) if known is not None)]
+        smallest = [self._smallest.schedule] if self._smallest is not None else []
+        found = [*self.answers, *smallest]
         if self._annealing is not None and any(schedule is self.best.schedule for schedule in found):
             self._annealing.stop()
 
