@@ -87,11 +87,17 @@ class EvictionWalks:
     Parameters
     ----------
     graph : Graph
+    keeps_smaller : bool
+        Whether results of backward operations that take no more bytes than what these read are
+        never evicted. Otherwise what they read lasts as long as they may be recomputed, if it
+        cannot be recomputed itself, such as gradients that add up in place.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, keeps_smaller: bool = False) -> None:
         self.graph = graph
         self._arrays = graph_arrays(graph)
+        if keeps_smaller:
+            self._arrays = self._arrays._replace(pinned=self._arrays.pinned | _smaller(graph))
         self._uses = _uses(self._arrays)
         self._mean_time = self._arrays.time[self._arrays.order].sum() / max(1, len(self._arrays.order))
 
@@ -168,6 +174,16 @@ class EvictionWalks:
                 return simulation.time, schedule
             within -= excess
         return None
+
+
+def _smaller(graph: Graph) -> Flags:
+    """Return, for each tensor, whether a backward operation makes it that allocates no more bytes than it reads."""
+    index, found = graph.index, np.zeros(len(graph.tensors), dtype=np.bool_)
+    for i, operation in enumerate(graph.operations):
+        if operation.phase == "backward":
+            read = {index.storage_of[t] for t in index.inputs[i] if not index.is_resident[t]}
+            found[list(index.outputs[i])] = 0 < index.allocated_bytes[i] <= sum(index.storage_bytes[s] for s in read)
+    return found
 
 
 class _Uses(NamedTuple):

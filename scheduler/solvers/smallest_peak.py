@@ -272,7 +272,8 @@ class _PeakSearch:
     def walk(self) -> None:
         """Offer the schedules of walks that evict, through the late order and the given one.
 
-        Those by the first rules come first, in either order.
+        Those by the first rules come first, in either order; after these, such in the late one that keep what is
+        smaller.
         """
         if self._may_go_on:
             self._walk(self.deadline, are_first=True)
@@ -287,6 +288,8 @@ class _PeakSearch:
         rules = list(Eviction)[:_FIRST_RULES] if are_first else list(Eviction)[_FIRST_RULES:]
         orders = [self.problem] if self.late is self.problem else [self.late, self.problem]
         walks = [EvictionWalks(problem.graph) for problem in orders]
+        if are_first and len(orders) > 1:
+            walks.append(EvictionWalks(self.late.graph, keeps_smaller=True))
         for rule, walk in product(rules, walks):
             self._search(partial(walk.within, eviction=rule), deadline)
 

@@ -21,7 +21,7 @@ from scheduler.solvers.dp.solver import EXACT_LAYERS
 from scheduler.solvers.eviction_walk import EvictionWalks
 from scheduler.solvers.ilp.solver import ProgramSearch
 from scheduler.solvers.late_order import late_order
-from scheduler.solvers.smallest_peak import Smallest, Squeezed
+from scheduler.solvers.smallest_peak import Smallest, Squeezed, smallest_peak
 from tests.support.fake_clock import FakeClock
 from tests.support.training_graphs import branches, conv_net, uniform_chain
 
@@ -84,6 +84,29 @@ def test_walks_are_made_in_the_given_order_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(auto, "smallest_peak", lambda *arguments: pytest.fail("the walk has found a schedule"))
     solution = sc.solve(graph, 250, time_limit=5)
     assert solution.time <= 23.0  # "x" runs twice, or late
+
+
+def test_walks_through_the_late_order_may_keep_what_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = slices_for_a_sum()
+    made: set[tuple[bool, bool]] = set()
+    init = EvictionWalks.__init__
+
+    def recorded(walks: EvictionWalks, walked: sc.Graph, *, keeps_smaller: bool = False) -> None:
+        made.add((walked.operations == graph.operations, keeps_smaller))
+        init(walks, walked, keeps_smaller=keeps_smaller)
+
+    def nothing(problem: Problem, *, deadline: Deadline, **options: object) -> Proposal:
+        return Proposal(None, "input order")
+
+    monkeypatch.setattr(EvictionWalks, "__init__", recorded)
+    monkeypatch.setattr(auto, "load_solver", lambda name: nothing)
+    monkeypatch.setattr(auto.anneal, "search", nothing)
+    expected = {(False, False), (False, True), (True, False)}
+    smallest_peak(Problem(graph, 0), Deadline(5))
+    assert made == expected
+    made.clear()
+    sc.solve(graph, 250, time_limit=5)
+    assert made == expected
 
 
 @pytest.mark.parametrize(("gap", "asked"), [(0.04, False), (0.06, True)])

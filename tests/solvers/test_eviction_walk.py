@@ -65,11 +65,34 @@ def test_counting_connected_tensors_recomputes_a_chain_in_linear_time(eviction: 
     assert sum(sc.simulate(graph, found).recomputed.values()) < 1.2 * layers
 
 
+@EVERY
+def test_a_walk_that_keeps_what_is_smaller_lets_go_of_what_cannot_be_recomputed(eviction: Eviction) -> None:
+    """A gradient of 10 bytes, its sum of 1, another tensor of 10, and 1 for the end: 22, or 12 without the gradient."""
+    sizes = {"x": 1, "gradient": 10, "sum": 1, "other": 10, "end": 1}
+    operations = [
+        sc.Operation("add", ["x"], ["gradient"], 1.0, repeatable=False, phase="backward"),
+        sc.Operation("reduce", ["gradient"], ["sum"], 1.0, phase="backward"),
+        sc.Operation("make", ["x"], ["other"], 1.0, phase="backward"),
+        sc.Operation("finish", ["other", "sum"], ["end"], 1.0, phase="backward"),
+    ]
+    graph = sc.Graph(operations, [sc.Tensor(name, size) for name, size in sizes.items()], ["x"], ["end"])
+    least = oracle.least_peak(graph.to_dict())
+    assert least == 1 + 12
+    assert EvictionWalks(graph).within(least, eviction) is None
+    found = EvictionWalks(graph, keeps_smaller=True).within(least, eviction)
+    assert found is not None
+    simulation = sc.simulate(graph, found)
+    assert (simulation.time, simulation.peak_bytes) == (4.0, least)
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.one_of(graphs(), joint_graphs()), st.sampled_from(Eviction), st.floats(0.3, 1.0))
-def test_every_walk_is_a_true_schedule_in_the_input_order(graph: sc.Graph, eviction: Eviction, share: float) -> None:
+@given(st.one_of(graphs(), joint_graphs()), st.sampled_from(Eviction), st.floats(0.3, 1.0), st.booleans())
+def test_every_walk_is_a_true_schedule_in_the_input_order(
+    graph: sc.Graph, eviction: Eviction, share: float, keeps_smaller: bool
+) -> None:
     problem = Problem(graph, 0)
-    found = EvictionWalks(graph).within(int(share * problem.baseline.peak_bytes), eviction)
+    walks = EvictionWalks(graph, keeps_smaller=keeps_smaller)
+    found = walks.within(int(share * problem.baseline.peak_bytes), eviction)
     if found is not None:
         sc.simulate(graph, found)  # raises an error if it is not
         assert follows_input_order(graph, found)
