@@ -19,7 +19,7 @@ class Kind(Enum):
     RUNS_FROM_BEST = auto()
     """The sequence of runs, from each known schedule and then from the best one."""
     CROSSED = auto()
-    """The sequence of runs, from a crossing of two known schedules."""
+    """The sequence of runs, from a crossing of known schedules."""
 
 
 CREDIT = {Kind.FROM_START: 0.25, Kind.DECISIONS: 0.15, Kind.RUNS_FROM_BEST: 0.25, Kind.CROSSED: 0.25}

@@ -82,10 +82,11 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     runs do not find in ten where the budget is tight. Two walkers, each with its own random
     numbers, anneal in rounds of growing length; what each does is chosen by what has found
     something better so far (`Choice`). Some rounds, the last ones above all, begin with what two
-    known schedules make together (`Crossings`); all, or in a large graph half of the turns, begin
-    with known schedules that do not fit, as long as these are much faster than what fits. With much
-    time, several such searches follow each other, from the same starts. They stop before the
-    deadline if one has found nothing better for a long time.
+    known schedules make together, or with one that treats parts of the graph that repeat alike
+    (`Crossings`); all, or in a large graph half of the turns, begin with known schedules that do
+    not fit, as long as these are much faster than what fits. With much time, several such searches
+    follow each other, from the same starts. They stop before the deadline if one has found nothing
+    better for a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
     allows it. When: irregular graphs, where `ilp` leaves a gap; up to some 10^4 operations,
@@ -300,7 +301,7 @@ class Annealing:
             hot = WARM if kind in (Kind.RUNS_FROM_BEST, Kind.CROSSED) and math.isfinite(before) else HOT
             return walker.anneal_runs(runs, hot, length, most_moves, deadline)
 
-        begins = [self._next_begin(kind) or start for kind in kinds]
+        begins = [self._next_begin(kind, deadline) or start for kind in kinds]
         answers = list(pool.map(turn, walkers, kinds, begins))
         for kind, begin, (moves, found) in zip(kinds, begins, answers, strict=True):
             self.moves += moves
@@ -343,7 +344,7 @@ class Annealing:
             return [Kind.CROSSED] * self.count
         return [self.choice.next() for _ in range(self.count)]
 
-    def _next_begin(self, kind: Kind) -> Schedule | None:
+    def _next_begin(self, kind: Kind, deadline: Deadline) -> Schedule | None:
         """Return where a turn begins; None for the initial schedule.
 
         It is the best schedule, but for turns over runs, each known one once before it; in the same way, known
@@ -361,7 +362,7 @@ class Annealing:
         if kind is Kind.RUNS_FROM_BEST and self._starts:
             return self._starts.pop(min(self._starts))
         if kind is Kind.CROSSED:
-            return self._crossings.next(self._random) or self.best
+            return self._crossings.next(self._random, deadline) or self.best
         return self.best
 
 

@@ -284,12 +284,12 @@ def test_while_nothing_fits_turns_begin_in_turn_with_known_schedules() -> None:
     ]
     assert all(sc.simulate(graph, schedule).peak_bytes > problem.budget_bytes for schedule in exceeding)
     search = Annealing(problem, walkers=1)
-    assert search._next_begin(Kind.FROM_START) is None
+    assert search._next_begin(Kind.FROM_START, NEVER) is None
     invalid = (sc.Free("x1"), *exceeding[0])
     for schedule in (*exceeding, invalid, problem.save_everything):
         search.offer_start(schedule)
     assert search.best is None
-    begins = [search._next_begin(Kind.FROM_START) for _ in range(3)]
+    begins = [search._next_begin(Kind.FROM_START, NEVER) for _ in range(3)]
     assert begins == [exceeding[1], exceeding[0], exceeding[1]]
 
 
@@ -305,9 +305,9 @@ def test_while_what_fits_is_slow_all_turns_begin_with_what_does_not() -> None:
     for schedule in (slow, *exceeding):
         search.offer_start(schedule)
     assert [search._next_kinds(is_last=is_last) for is_last in (False, True)] == [[Kind.FROM_START] * 2] * 2
-    assert [search._next_begin(Kind.FROM_START) for _ in range(3)] == [exceeding[1], exceeding[0], exceeding[1]]
+    assert [search._next_begin(Kind.FROM_START, NEVER) for _ in range(3)] == [exceeding[1], exceeding[0], exceeding[1]]
     search.best_time = 1.05 * sc.simulate(graph, exceeding[0]).time
-    assert [search._next_begin(Kind.FROM_START) for _ in range(3)] == [exceeding[0], exceeding[1], None]
+    assert [search._next_begin(Kind.FROM_START, NEVER) for _ in range(3)] == [exceeding[0], exceeding[1], None]
 
 
 def rebuilt(graph: sc.Graph, layers: int) -> sc.Schedule:
@@ -350,8 +350,8 @@ def test_in_a_large_graph_every_second_turn_begins_with_what_fits_however_slow_i
     search.offer_start(slow)
     kinds = [kind for _ in range(4) for kind in search._next_kinds(is_last=False)]
     assert kinds.count(Kind.FROM_START) == kinds.count(Kind.RUNS_FROM_BEST) == 2 * walkers
-    assert search._next_begin(Kind.FROM_START) == near
-    assert search._next_begin(Kind.RUNS_FROM_BEST) == slow
+    assert search._next_begin(Kind.FROM_START, NEVER) == near
+    assert search._next_begin(Kind.RUNS_FROM_BEST, NEVER) == slow
 
 
 @pytest.mark.parametrize(("work", "kind", "starts"), [(10**9, Kind.DECISIONS, [4, 2]), (0, Kind.FROM_START, [4, 4])])
@@ -366,7 +366,7 @@ def test_where_nothing_fits_all_turns_in_a_large_graph_begin_with_what_nearly_do
         search.offer_start(rebuilt(graph, layers))
     rounds = [search._next_kinds(is_last=False) for _ in range(2)]
     assert rounds[1] == [kind] * 2
-    begins = [search._next_begin(Kind.FROM_START) for _ in starts]
+    begins = [search._next_begin(Kind.FROM_START, NEVER) for _ in starts]
     assert begins == [rebuilt(graph, layers) for layers in starts]
 
 
