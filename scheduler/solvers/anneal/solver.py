@@ -83,8 +83,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     numbers, anneal in rounds of growing length; what each does is chosen by what has found
     something better so far (`Choice`). Some rounds, the last ones above all, begin with what two
     known schedules make together, or with one that treats parts of the graph that repeat alike
-    (`Crossings`); all, or in a large graph half of the turns, begin with known schedules that do
-    not fit, as long as these are much faster than what fits. With much time, several such searches
+    (`Crossings`). As long as known schedules that do not fit are much faster than what fits, rounds
+    begin with these (in a large graph half of the turns do) until one finds nothing better, then
+    with crossings until one finds nothing better, and so on. With much time, several such searches
     follow each other, from the same starts. They stop before the deadline if one has found nothing
     better for a long time.
 
@@ -180,6 +181,8 @@ class Annealing:
         self._crossings = Crossings(problem.graph, problem.budget_bytes)
         self._do_crossings_pay = True
         """Whether no round of crossings has been in vain since something better was found."""
+        self._is_to_cross = False
+        """Whether the last round was over crossings and found something better, or over others and did not."""
         self._random: Random
 
     @property
@@ -307,10 +310,12 @@ class Annealing:
             self.moves += moves
             # A crossing is new, and may be faster than what was found from there.
             self.choice.record(kind, improved=min(map(self.offer, (begin, *found))) < before)
-        if self.best_time < before:
+        is_better, are_crossed = self.best_time < before, all(kind is Kind.CROSSED for kind in kinds)
+        self._is_to_cross = is_better == are_crossed
+        if is_better:
             self._do_crossings_pay = True
             deadline.report(self.proposal())
-        elif all(kind is Kind.CROSSED for kind in kinds):
+        elif are_crossed:
             self._do_crossings_pay = False
 
     @property
@@ -322,8 +327,8 @@ class Annealing:
     def _is_slow(self) -> bool:
         """Whether known schedules that do not fit are so much faster that turns begin with one of them.
 
-        All do, but only every second one in a large graph where something fits: runs alone may never lead to what
-        fits. There it is true where nothing fits as well, since turns over decisions have no chance.
+        All do that are not over crossings, but in a large graph where something fits only half of them: runs alone may
+        never lead to what fits. There it is true where nothing fits as well, since turns over decisions have no chance.
         """
         is_open = math.isfinite(self.best_time) or self._is_large
         return is_open and bool(self._exceeding) and self.best_time > SLOW * self._least_time
@@ -333,9 +338,11 @@ class Annealing:
         only_decisions = self.best is None and self._rounds % RUNS_EVERY != 0
         self._rounds += 1
         if self._is_slow:
+            if self._is_to_cross and self._crossings.are_possible:
+                return [Kind.CROSSED] * self.count
             has_other = self._is_large and self.best is not None
             return [
-                Kind.RUNS_FROM_BEST if has_other and (self._rounds + k) % 2 else Kind.FROM_START
+                Kind.FROM_START if not has_other or (self._rounds + k) % 2 == 0 else Kind.RUNS_FROM_BEST
                 for k in range(self.count)
             ]
         if only_decisions:

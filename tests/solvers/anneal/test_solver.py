@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
+from random import Random
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from scheduler.solvers import greedy
 from scheduler.solvers.anneal import propose, solver
 from scheduler.solvers.anneal.choice import Kind
 from scheduler.solvers.anneal.contraction import Contraction
+from scheduler.solvers.anneal.crossing import Crossings
 from scheduler.solvers.anneal.solver import Annealing, _Pair, search
 from scheduler.solvers.anneal.state import AREA, COST
 from scheduler.solvers.anneal.walker import Walker
@@ -352,6 +354,40 @@ def test_in_a_large_graph_every_second_turn_begins_with_what_fits_however_slow_i
     assert kinds.count(Kind.FROM_START) == kinds.count(Kind.RUNS_FROM_BEST) == 2 * walkers
     assert search._next_begin(Kind.FROM_START, NEVER) == near
     assert search._next_begin(Kind.RUNS_FROM_BEST, NEVER) == slow
+
+
+def test_while_what_fits_is_slow_turns_from_what_does_not_and_crossings_relieve_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each goes on for as long as it finds something better."""
+    graph = uniform_chain(8)
+    near, first, *faster = rebuilt(graph, 4), *(wasteful(rebuilt(graph, 7), graph, times) for times in (3, 2, 1, 0))
+    problem = Problem(graph, sc.simulate(graph, first).peak_bytes)
+    answers = [faster[0], None, faster[1], faster[2], None, None]
+
+    def turn(*_: object) -> tuple[int, list[sc.Schedule]]:
+        answer = answers.pop(0)
+        return 1, [] if answer is None else [answer]
+
+    for name in ("anneal_runs", "anneal_exceeding"):
+        monkeypatch.setattr(_Pair, name, turn)
+    monkeypatch.setattr(Crossings, "next", lambda *_: None)
+    search = Annealing(problem, 1)
+    search._random = Random(0)
+    search.offer_start(first)
+    search.offer_start(near)
+    pair, kinds = _Pair(problem, Contraction(graph, problem.budget_bytes), 0), []
+    with ThreadPoolExecutor(1) as pool:
+        while answers:
+            kinds += search._next_kinds(is_last=False)
+            search._round(pool, [pair], kinds[-1:], problem.save_everything, 1.0, math.inf, NEVER)
+    assert kinds == [*[Kind.FROM_START] * 2, *[Kind.CROSSED] * 3, Kind.FROM_START]
+
+
+def wasteful(schedule: sc.Schedule, graph: sc.Graph, times: int) -> sc.Schedule:
+    """The schedule, but its first operation runs so many more times right before the last one, for nothing."""
+    *runs, last = runs_of(graph, schedule)
+    return schedule_from_runs(graph, [*runs, *[0] * times, last])
 
 
 @pytest.mark.parametrize(("work", "kind", "starts"), [(10**9, Kind.DECISIONS, [4, 2]), (0, Kind.FROM_START, [4, 4])])
