@@ -16,7 +16,7 @@ MOST_IMAGES = 3
 MOST_DISTANCES = 12
 """Distances between parts that are looked at for these."""
 MOST_COMPARISONS = 10**8
-"""So many pairs of operations are compared for them, about .1 s."""
+"""At most so many pairs of operations are compared for them, which takes hundredths of a second."""
 LEAST_SHARE = 0.125
 """Share of the operations that have an image at least."""
 LEAST_STRETCH = 4
