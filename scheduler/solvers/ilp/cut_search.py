@@ -232,12 +232,15 @@ class CutSearch:
                 self._go_by(found)
             self.is_relaxed = not (found.is_solved or deadline.passed)
             return
-        cuts = self._refined_cuts(self._last, deadline)
-        found = self._relax(cuts, deadline) if cuts else self._last
-        if found.added > (1 + LEAST_REFINED) * self._last.added:
-            self._go_by(found)
-        else:
-            self.is_relaxed = not deadline.passed
+        last, tried = self._last, list[int]()
+        for joins in (True, False) if self._most_refined <= FEW_CUTS else (False,):
+            cuts = self._refined_cuts(last, deadline, joins=joins)
+            found = self._relax(cuts, deadline) if cuts and cuts != tried else last
+            if found.added > (1 + LEAST_REFINED) * last.added:
+                self._go_by(found)
+                return
+            tried = cuts
+        self.is_relaxed = not deadline.passed
 
     def relax_at(self, moments: Iterable[int], deadline: Deadline) -> CutRelaxation:
         """Raise the bound by a relaxation with these moments, and return it.
@@ -365,18 +368,18 @@ class CutSearch:
         self._last = relaxation
         self._moments = self.precedence.chain([*relaxation.prices, *self._moments])
 
-    def _refined_cuts(self, last: _Relaxation, deadline: Deadline) -> list[int]:
+    def _refined_cuts(self, last: _Relaxation, deadline: Deadline, *, joins: bool) -> list[int]:
         """Return the priced moments of a relaxation with others at which the schedule of its point exceeds the budget.
 
-        They are as many as are likely to be solved in time. If only few moments may be relaxed, some are joined to
-        the priced ones. An empty list if no moment is new.
+        They are as many as are likely to be solved in time. With `joins`, some are joined to the priced ones. An empty
+        list if no moment is new.
         """
         affordable = AFFORDED_SHARE * deadline.remaining / last.seconds if last.seconds else math.inf
         growth = min(affordable ** (1 / RELAXED_GROWTH), max(NEAR_SIZE, affordable ** (1 / FAR_GROWTH)))
         room = growth * sum(map(self._size, last.program.cuts))
         priced = _dearest_first(last.prices) or last.program.cuts
         schedule = self._decode(last.program, last.program.live(0.5), last.program.have_run())
-        chosen = self.candidates.joined(priced, schedule) if self._most_refined <= FEW_CUTS else list(priced)
+        chosen = self.candidates.joined(priced, schedule) if joins else list(priced)
         room -= sum(map(self._size, chosen))
         self._lacks_time = False
         for moment in (*self.candidates.exceeded(schedule), *self._exceeded):

@@ -12,6 +12,7 @@ from scheduler.problem import Problem, parse_budget
 from scheduler.schedule import first_runs
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.ilp import cut_search
+from scheduler.solvers.ilp.candidates import Candidates
 from scheduler.solvers.ilp.cut_search import CutSearch
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
@@ -57,6 +58,22 @@ def test_relaxations_with_further_moments_raise_the_bound_until_none_is_left(
         bounds.append(found.relaxed)
     assert bounds == sorted(bounds)
     assert bounds[0] < bounds[-1] <= sc.solve(graph, budget, time_limit=20).time
+
+
+def test_where_joined_moments_do_not_raise_the_bound_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
+    monkeypatch.setattr(cut_search, "MOST_MOMENTS", 1)
+    monkeypatch.setattr(cut_search, "MOST_WORK", 0)
+    first_tasks = list(range(cut_search.FEW_CUTS))
+    monkeypatch.setattr(Candidates, "joined", lambda *_: first_tasks)
+    graph = conv_net(6)
+    found = search(graph, parse_budget("60%", graph), reorder=True)
+    found.refine(Deadline(20))
+    first = found.relaxed
+    assert found.relax_at(first_tasks, Deadline(20)).cuts == first_tasks
+    assert found.relaxed == first
+    found.refine(Deadline(20))
+    assert found.relaxed > first
 
 
 def test_relaxations_that_would_not_be_solved_in_time_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
