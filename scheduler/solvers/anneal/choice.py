@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum, auto
 
 DISCOUNT = 0.7
@@ -41,10 +42,10 @@ class Choice:
         self._chosen_at: dict[Kind, int] = {}
         self._turns = 0
 
-    def next(self) -> Kind:
-        """Return the kind of the next turn."""
-        untried = [kind for kind in Kind if kind not in self._chosen_at]
-        kind = untried[0] if untried else max(Kind, key=self._priority)
+    def next(self, kinds: Collection[Kind] = tuple(Kind)) -> Kind:
+        """Return the kind of the next turn, one of these."""
+        untried = [kind for kind in kinds if kind not in self._chosen_at]
+        kind = untried[0] if untried else max(kinds, key=self._priority)
         self._chosen_at[kind] = self._turns
         self._turns += 1
         return kind

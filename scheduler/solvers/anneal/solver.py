@@ -33,7 +33,8 @@ MOST_STARTS = 4
 """Known schedules, the fastest ones, that are each annealed once before only the best one is."""
 FARTHEST = 1.0
 """In a large graph, where only runs are annealed from schedules that do not fit, no turn begins with one that exceeds
-the budget by more than this share of it, without what is resident: it hardly ever ends with one that fits."""
+the budget by more than this share of it, without what is resident: it hardly ever ends with one that fits. That holds
+for the initial schedule too, once something fits."""
 SLOW = 1.1
 """What fits is slow if it takes this many times as long as a known schedule that does not fit."""
 FIRST_ROUND_MOVES, MOST_FIRST_MOVES = 200, 300_000
@@ -85,9 +86,10 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     known schedules make together, or with one that treats parts of the graph that repeat alike
     (`Crossings`). As long as known schedules that do not fit are much faster than what fits, rounds
     begin with these (in a large graph half of the turns do) until one finds nothing better, then
-    with crossings until one finds nothing better, and so on. With much time, several such searches
-    follow each other, from the same starts. They stop before the deadline if one has found nothing
-    better for a long time.
+    with crossings until one finds nothing better, and so on. In a large graph, where a turn over
+    decisions is too short to find anything, turns begin with these again later, as long as that leads
+    to what fits. With much time, several such searches follow each other, from the same starts. They
+    stop before the deadline if one has found nothing better for a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
     allows it. When: irregular graphs, where `ilp` leaves a gap; up to some 10^4 operations,
@@ -310,6 +312,8 @@ class Annealing:
             self.moves += moves
             # A crossing is new, and may be faster than what was found from there.
             self.choice.record(kind, improved=min(map(self.offer, (begin, *found))) < before)
+            if self._is_large and kind is Kind.FROM_START and math.isfinite(before) and not found:
+                self._exceeding = deque(other for other in self._exceeding if other is not begin)
         is_better, are_crossed = self.best_time < before, all(kind is Kind.CROSSED for kind in kinds)
         self._is_to_cross = is_better == are_crossed
         if is_better:
@@ -349,18 +353,26 @@ class Annealing:
             return [Kind.DECISIONS] * self.count
         if is_last and self._crossings.are_possible and self._do_crossings_pay:
             return [Kind.CROSSED] * self.count
-        return [self.choice.next() for _ in range(self.count)]
+        return [self.choice.next(self._kinds) for _ in range(self.count)]
+
+    @property
+    def _kinds(self) -> list[Kind]:
+        """What a turn may do where something fits that is not slow."""
+        if not self._is_large:
+            return list(Kind)
+        has_start = bool(self._exceeding) or self._may_fit_soon(self.problem.baseline.peak_bytes)
+        return [*([Kind.FROM_START] if has_start else []), Kind.RUNS_FROM_BEST, Kind.CROSSED]
 
     def _next_begin(self, kind: Kind, deadline: Deadline) -> Schedule | None:
         """Return where a turn begins; None for the initial schedule.
 
         It is the best schedule, but for turns over runs, each known one once before it; in the same way, known
-        ones that do not fit come before the initial one; they come again and again while nothing fits, or what does is
-        slow. Turns over crossings begin with a new one, if there is any. While nothing fits, decisions begin with the
-        smallest known peak.
+        ones that do not fit come before the initial one. They come again and again while nothing fits, or what does is
+        slow, and in a large graph as long as their turns lead to what fits. Turns over crossings begin with a new one,
+        if there is any. While nothing fits, decisions begin with the smallest known peak.
         """
         if kind is Kind.FROM_START:
-            if self._exceeding and (self.best is None or self._is_slow):
+            if self._exceeding and (self.best is None or self._is_slow or self._is_large):
                 self._exceeding.rotate()
                 return self._exceeding[0]
             return self._exceeding.pop() if self._exceeding else None

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -382,6 +383,46 @@ def test_while_what_fits_is_slow_turns_from_what_does_not_and_crossings_relieve_
             kinds += search._next_kinds(is_last=False)
             search._round(pool, [pair], kinds[-1:], problem.save_everything, 1.0, math.inf, NEVER)
     assert kinds == [*[Kind.FROM_START] * 2, *[Kind.CROSSED] * 3, Kind.FROM_START]
+
+
+def test_in_a_large_graph_turns_begin_with_what_does_not_fit_as_long_as_that_leads_to_what_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = uniform_chain(8)
+    best, slower = (wasteful(rebuilt(graph, 7), graph, times) for times in (0, 1))
+    fruitless, fruitful = wasteful(rebuilt(graph, 4), graph, 20), wasteful(rebuilt(graph, 5), graph, 20)
+    begun: list[tuple[int, ...]] = []
+
+    def turn(pair: _Pair, runs: Sequence[int], *_: object) -> tuple[int, list[sc.Schedule]]:
+        begun.append(tuple(runs))
+        return 1, [slower] if begun[-1] == tuple(runs_of(graph, fruitful)) else []
+
+    monkeypatch.setattr(_Pair, "anneal_runs", turn)
+    monkeypatch.setattr(solver, "MOST_RETENTION_WORK", 0)
+    problem = Problem(graph, sc.simulate(graph, best).peak_bytes)
+    search = Annealing(problem, 1)
+    for start in (best, fruitful, fruitless):
+        search.offer_start(start)
+    pair = _Pair(problem, Contraction(graph, problem.budget_bytes), 0)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(4):
+            search._round(pool, [pair], [Kind.FROM_START], problem.save_everything, 1.0, math.inf, NEVER)
+    assert begun == [tuple(runs_of(graph, start)) for start in (fruitless, fruitful, fruitful, fruitful)]
+
+
+@pytest.mark.parametrize(
+    ("work", "farthest", "missing"),
+    [(10**9, 0.0, set()), (0, 9.0, {Kind.DECISIONS}), (0, 0.0, {Kind.DECISIONS, Kind.FROM_START})],
+)
+def test_in_a_large_graph_no_turn_is_over_decisions_or_begins_far_above_the_budget(
+    work: int, farthest: float, missing: set[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solver, "MOST_RETENTION_WORK", work)
+    monkeypatch.setattr(solver, "FARTHEST", farthest)
+    graph = uniform_chain(8)
+    search = Annealing(Problem(graph, sc.simulate(graph, rebuilt(graph, 7)).peak_bytes))
+    search.offer_start(rebuilt(graph, 7))
+    assert {kind for _ in range(20) for kind in search._next_kinds(is_last=False)} == set(Kind) - missing
 
 
 def wasteful(schedule: sc.Schedule, graph: sc.Graph, times: int) -> sc.Schedule:
