@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +14,7 @@ from scheduler.problem import Problem
 from scheduler.schedule import Schedule, follows_input_order, runs_of
 from scheduler.simulator import Simulation, simulate
 from scheduler.solution import Proposal, is_close_enough
+from scheduler.solvers.anneal.beginnings import Beginnings
 from scheduler.solvers.anneal.choice import Choice, Kind
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.crossing import Crossings
@@ -86,9 +86,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     known schedules make together, or with one that treats parts of the graph that repeat alike
     (`Crossings`). As long as known schedules that do not fit are much faster than what fits, rounds
     begin with these (in a large graph half of the turns do) until one finds nothing better, then
-    with crossings until one finds nothing better, and so on. In a large graph, where a turn over
-    decisions is too short to find anything, turns begin with these again later, as long as that leads
-    to what fits. With much time, several such searches follow each other, from the same starts. They
+    with crossings until one finds nothing better, and so on. Later, too, turns begin with these if
+    they have led to something faster than the initial schedule has (in a large graph, with all that
+    lead to what fits). With much time, several such searches follow each other, from the same starts. They
     stop before the deadline if one has found nothing better for a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
@@ -176,10 +176,7 @@ class Annealing:
         self._smallest_peak = math.inf
         self._starts: dict[float, Schedule] = {}
         """Known schedules from which nothing has been annealed yet, by their times."""
-        self._exceeding: deque[Schedule] = deque()
-        """The same, of those that do not fit."""
-        self._least_time = math.inf
-        """That of the fastest known schedule that does not fit."""
+        self._beginnings = Beginnings()
         self._crossings = Crossings(problem.graph, problem.budget_bytes)
         self._do_crossings_pay = True
         """Whether no round of crossings has been in vain since something better was found."""
@@ -212,8 +209,7 @@ class Annealing:
             self._starts[time] = schedule
             self._starts = {time: self._starts[time] for time in sorted(self._starts)[:MOST_STARTS]}
         elif schedule != self.problem.save_everything and self._may_fit_soon(simulation.peak_bytes):
-            self._exceeding.append(schedule)
-            self._least_time = min(self._least_time, simulation.time)
+            self._beginnings.add(schedule, simulation.time)
 
     def _may_fit_soon(self, peak: int) -> bool:
         """Whether annealing may make a schedule with this peak fit in one turn."""
@@ -306,14 +302,17 @@ class Annealing:
             hot = WARM if kind in (Kind.RUNS_FROM_BEST, Kind.CROSSED) and math.isfinite(before) else HOT
             return walker.anneal_runs(runs, hot, length, most_moves, deadline)
 
-        begins = [self._next_begin(kind, deadline) or start for kind in kinds]
-        answers = list(pool.map(turn, walkers, kinds, begins))
+        begins = [self._next_begin(kind, deadline) for kind in kinds]
+        answers = list(pool.map(turn, walkers, kinds, [begin or start for begin in begins]))
         for kind, begin, (moves, found) in zip(kinds, begins, answers, strict=True):
             self.moves += moves
             # A crossing is new, and may be faster than what was found from there.
-            self.choice.record(kind, improved=min(map(self.offer, (begin, *found))) < before)
-            if self._is_large and kind is Kind.FROM_START and math.isfinite(before) and not found:
-                self._exceeding = deque(other for other in self._exceeding if other is not begin)
+            begin_time, time = self.offer(begin or start), min(map(self.offer, found), default=math.inf)
+            self.choice.record(kind, improved=min(begin_time, time) < before)
+            if kind is Kind.FROM_START:
+                self._beginnings.record(begin, time)
+                if self._is_large and math.isfinite(before) and begin and not found:
+                    self._beginnings.drop(begin)
         is_better, are_crossed = self.best_time < before, all(kind is Kind.CROSSED for kind in kinds)
         self._is_to_cross = is_better == are_crossed
         if is_better:
@@ -335,7 +334,7 @@ class Annealing:
         never lead to what fits. There it is true where nothing fits as well, since turns over decisions have no chance.
         """
         is_open = math.isfinite(self.best_time) or self._is_large
-        return is_open and bool(self._exceeding) and self.best_time > SLOW * self._least_time
+        return is_open and self._beginnings.has_exceeding and self.best_time > SLOW * self._beginnings.least_time
 
     def _next_kinds(self, *, is_last: bool) -> list[Kind]:
         """Return what each walker does in the next round."""
@@ -360,22 +359,19 @@ class Annealing:
         """What a turn may do where something fits that is not slow."""
         if not self._is_large:
             return list(Kind)
-        has_start = bool(self._exceeding) or self._may_fit_soon(self.problem.baseline.peak_bytes)
+        has_start = self._beginnings.has_exceeding or self._may_fit_soon(self.problem.baseline.peak_bytes)
         return [*([Kind.FROM_START] if has_start else []), Kind.RUNS_FROM_BEST, Kind.CROSSED]
 
     def _next_begin(self, kind: Kind, deadline: Deadline) -> Schedule | None:
         """Return where a turn begins; None for the initial schedule.
 
-        It is the best schedule, but for turns over runs, each known one once before it; in the same way, known
-        ones that do not fit come before the initial one. They come again and again while nothing fits, or what does is
-        slow, and in a large graph as long as their turns lead to what fits. Turns over crossings begin with a new one,
-        if there is any. While nothing fits, decisions begin with the smallest known peak.
+        It is the best schedule, but for turns over runs, each known one once before it. What does not fit comes in
+        turn while nothing fits, or what does is slow, and in a large graph as long as that leads to what fits.
+        Turns over crossings begin with a new one, if there is any. While nothing fits, decisions begin with the
+        smallest known peak.
         """
         if kind is Kind.FROM_START:
-            if self._exceeding and (self.best is None or self._is_slow or self._is_large):
-                self._exceeding.rotate()
-                return self._exceeding[0]
-            return self._exceeding.pop() if self._exceeding else None
+            return self._beginnings.next(in_turn=self.best is None or self._is_slow or self._is_large)
         if self.best is None:
             return self._smallest if kind is Kind.DECISIONS else None
         if kind is Kind.RUNS_FROM_BEST and self._starts:

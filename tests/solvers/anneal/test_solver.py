@@ -310,7 +310,7 @@ def test_while_what_fits_is_slow_all_turns_begin_with_what_does_not() -> None:
     assert [search._next_kinds(is_last=is_last) for is_last in (False, True)] == [[Kind.FROM_START] * 2] * 2
     assert [search._next_begin(Kind.FROM_START, NEVER) for _ in range(3)] == [exceeding[1], exceeding[0], exceeding[1]]
     search.best_time = 1.05 * sc.simulate(graph, exceeding[0]).time
-    assert [search._next_begin(Kind.FROM_START, NEVER) for _ in range(3)] == [exceeding[0], exceeding[1], None]
+    assert [search._next_begin(Kind.FROM_START, NEVER) for _ in range(3)] == [None, exceeding[0], exceeding[1]]
 
 
 def rebuilt(graph: sc.Graph, layers: int) -> sc.Schedule:
@@ -408,6 +408,33 @@ def test_in_a_large_graph_turns_begin_with_what_does_not_fit_as_long_as_that_lea
         for _ in range(4):
             search._round(pool, [pair], [Kind.FROM_START], problem.save_everything, 1.0, math.inf, NEVER)
     assert begun == [tuple(runs_of(graph, start)) for start in (fruitless, fruitful, fruitful, fruitful)]
+
+
+def test_turns_from_the_start_begin_with_what_last_led_to_the_fastest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is tried first: one leads to nothing, one to 2, 1 and 4 runs more, the initial one to 3."""
+    graph = uniform_chain(8)
+    best, *found = (wasteful(rebuilt(graph, 7), graph, times) for times in (0, 1, 2, 3, 4))
+    initial, fruitless, fruitful = list(range(17)), *(wasteful(rebuilt(graph, k), graph, 20) for k in (4, 5))
+    answers = {tuple(initial): [found[2]] * 3, tuple(runs_of(graph, fruitful)): [found[1], found[0], found[3]]}
+    begun: list[list[int]] = []
+
+    def turn(pair: _Pair, runs: Sequence[int], *_: object) -> tuple[int, list[sc.Schedule]]:
+        begun.append(list(runs))
+        return 1, [answers[tuple(runs)].pop(0)] if tuple(runs) in answers else []
+
+    for name in ("anneal_runs", "anneal_exceeding"):
+        monkeypatch.setattr(_Pair, name, turn)
+    problem = Problem(graph, sc.simulate(graph, best).peak_bytes)
+    search = Annealing(problem, 1)
+    for start in (best, fruitful, fruitless):
+        search.offer_start(start)
+    assert not search._is_slow
+    pair = _Pair(problem, Contraction(graph, problem.budget_bytes), 0)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(6):
+            search._round(pool, [pair], [Kind.FROM_START], problem.save_everything, 1.0, math.inf, NEVER)
+    others = [list(runs_of(graph, start)) for start in (fruitless, fruitful)]
+    assert begun == [*others, initial, others[1], others[1], initial]
 
 
 @pytest.mark.parametrize(
