@@ -70,7 +70,8 @@ WARMEST_SHIFTS = 1.0
 LEAST_COOLING = 10_000
 """Fewest moves of one such cooling, unless its turn is shorter."""
 RETENTION_HOT = (5.0, 2.0, 1.0, 0.5)
-"""Temperatures at the start of coolings over retention decisions, in turn; a move changes many runs at once."""
+"""Temperatures at the start of coolings over retention decisions, in turn; a move changes many runs at once. In a large
+graph it is the last one, since there are too few moves to come back from far away."""
 
 
 def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
@@ -153,6 +154,11 @@ def _report_faster(searches: Sequence[Annealing], deadline: Deadline, proposal: 
         deadline.report(proposal)
 
 
+def _is_large(problem: Problem) -> bool:
+    """Return whether a turn over decisions is over before each operation has been looked at once."""
+    return len(problem.graph.operations) ** 2 > MOST_RETENTION_WORK
+
+
 class Annealing:
     """The best schedule so far, and rounds of annealing that improve it.
 
@@ -182,6 +188,7 @@ class Annealing:
         """Whether no round of crossings has been in vain since something better was found."""
         self._is_to_cross = False
         """Whether the last round was over crossings and found something better, or over others and did not."""
+        self._is_large = _is_large(problem)
         self._random: Random
 
     @property
@@ -322,11 +329,6 @@ class Annealing:
             self._do_crossings_pay = False
 
     @property
-    def _is_large(self) -> bool:
-        """Whether a turn over decisions is over before each operation has been looked at once."""
-        return len(self.problem.graph.operations) ** 2 > MOST_RETENTION_WORK
-
-    @property
     def _is_slow(self) -> bool:
         """Whether known schedules that do not fit are so much faster that turns begin with one of them.
 
@@ -360,7 +362,7 @@ class Annealing:
         if not self._is_large:
             return list(Kind)
         has_start = self._beginnings.has_exceeding or self._may_fit_soon(self.problem.baseline.peak_bytes)
-        return [*([Kind.FROM_START] if has_start else []), Kind.RUNS_FROM_BEST, Kind.CROSSED]
+        return [Kind.FROM_START if has_start else Kind.DECISIONS, Kind.RUNS_FROM_BEST, Kind.CROSSED]
 
     def _next_begin(self, kind: Kind, deadline: Deadline) -> Schedule | None:
         """Return where a turn begins; None for the initial schedule.
@@ -388,6 +390,7 @@ class _Pair:
         self.operations = len(problem.graph.operations)
         self.over_runs = Walker(contraction, seed, free=problem.reorder)
         self.over_decisions = RetentionWalker(contraction, seed)
+        self.is_large = _is_large(problem)
         self.coolings = 0
         # With alternatives, tensors are recomputed by operations that are chosen for the input order.
         self.may_shift = problem.reorder and all(len(task) == 1 for task in problem.graph.index.tasks)
@@ -464,7 +467,7 @@ class _Pair:
         while (left := moves - (walker.moves - begun)) > 0:
             if math.isfinite(time) or walker.moves == 0:
                 walker.load(runs, fit=math.isfinite(time))
-            hot = RETENTION_HOT[self.coolings % len(RETENTION_HOT)]
+            hot = RETENTION_HOT[-1 if self.is_large else self.coolings % len(RETENTION_HOT)]
             self.coolings += 1
             free = self.may_shift and hot <= WARMEST_SHIFTS
             walker.cool(hot, min(left, max(LEAST_COOLING, cooling)), deadline, free=free)

@@ -26,7 +26,7 @@ from scheduler.solvers.anneal import propose, solver
 from scheduler.solvers.anneal.choice import Kind
 from scheduler.solvers.anneal.contraction import Contraction
 from scheduler.solvers.anneal.crossing import Crossings
-from scheduler.solvers.anneal.solver import Annealing, _Pair, search
+from scheduler.solvers.anneal.solver import RETENTION_HOT, Annealing, _Pair, search
 from scheduler.solvers.anneal.state import AREA, COST
 from scheduler.solvers.anneal.walker import Walker
 from scheduler.solvers.deadline import Deadline
@@ -439,9 +439,9 @@ def test_turns_from_the_start_begin_with_what_last_led_to_the_fastest_schedule(m
 
 @pytest.mark.parametrize(
     ("work", "farthest", "missing"),
-    [(10**9, 0.0, set()), (0, 9.0, {Kind.DECISIONS}), (0, 0.0, {Kind.DECISIONS, Kind.FROM_START})],
+    [(10**9, 0.0, set()), (0, 9.0, {Kind.DECISIONS}), (0, 0.0, {Kind.FROM_START})],
 )
-def test_in_a_large_graph_no_turn_is_over_decisions_or_begins_far_above_the_budget(
+def test_in_a_large_graph_turns_are_over_decisions_only_if_no_start_is_near_the_budget(
     work: int, farthest: float, missing: set[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(solver, "MOST_RETENTION_WORK", work)
@@ -450,6 +450,23 @@ def test_in_a_large_graph_no_turn_is_over_decisions_or_begins_far_above_the_budg
     search = Annealing(Problem(graph, sc.simulate(graph, rebuilt(graph, 7)).peak_bytes))
     search.offer_start(rebuilt(graph, 7))
     assert {kind for _ in range(20) for kind in search._next_kinds(is_last=False)} == set(Kind) - missing
+
+
+@pytest.mark.parametrize(("work", "hot"), [(10**9, list(RETENTION_HOT)), (0, [RETENTION_HOT[-1]] * 4)])
+def test_in_a_large_graph_coolings_over_decisions_are_cold(
+    work: int, hot: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = uniform_chain(8)
+    problem = Problem(graph, sc.simulate(graph, rebuilt(graph, 7)).peak_bytes)
+    monkeypatch.setattr(solver, "MOST_RETENTION_WORK", work)
+    pair, cooled = _Pair(problem, Contraction(graph, problem.budget_bytes), 0), list[float]()
+    cool = pair.over_decisions.cool
+    monkeypatch.setattr(
+        pair.over_decisions, "cool", lambda hot, *args, **kwargs: (cooled.append(hot), cool(hot, *args, **kwargs))
+    )
+    for _ in range(4):
+        pair.anneal_decisions(runs_of(graph, rebuilt(graph, 7)), 100.0, 1.0, 1, NEVER)
+    assert cooled == hot
 
 
 def wasteful(schedule: sc.Schedule, graph: sc.Graph, times: int) -> sc.Schedule:
