@@ -233,10 +233,9 @@ class CutSearch:
             self.is_relaxed = not (found.is_solved or deadline.passed)
             return
         last, tried = self._last, list[int]()
-        joins_first = [True] if self._most_refined <= FEW_CUTS else []
-        # In a small step the time is better spent on integer programs.
-        joins_then = [] if self.is_small else [False]
-        for joins in (*joins_first, *joins_then):
+        has_few = self._most_refined <= FEW_CUTS
+        # In a small step, which always has few, the time is better spent on integer programs than on a second attempt.
+        for joins in [True] if self.is_small else [True, False] if has_few else [False]:
             cuts = self._refined_cuts(last, deadline, joins=joins)
             found = self._relax(cuts, deadline) if cuts and cuts != tried else last
             if found.added > (1 + LEAST_REFINED) * last.added:
