@@ -19,7 +19,7 @@ class Beginnings:
     """What turns from the start begin with: each known schedule that does not fit, and the initial one (None).
 
     Each is tried once, and then comes the one whose last turn led to the fastest schedule: which of
-    them do so differs from step to step, and hardly from turn to turn.
+    them that is differs from step to step.
 
     Attributes
     ----------

@@ -89,8 +89,9 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     begin with these (in a large graph half of the turns do) until one finds nothing better, then
     with crossings until one finds nothing better, and so on. Later, too, turns begin with these if
     they have led to something faster than the initial schedule has (in a large graph, with all that
-    lead to what fits). With much time, several such searches follow each other, from the same starts. They
-    stop before the deadline if one has found nothing better for a long time.
+    lead to what fits; if there are none near the budget, decisions are annealed instead). With much
+    time, several such searches follow each other, from the same starts. They stop before the deadline
+    if one has found nothing better for a long time.
 
     Guarantee: none, and no bound. Search space: input order, or any order if the problem
     allows it. When: irregular graphs, where `ilp` leaves a gap; up to some 10^4 operations,
