@@ -418,7 +418,7 @@ class CutSearch:
         self.bound, self.relaxed = max(self.bound, bound), max(self.relaxed, bound)
         least = LEAST_PRICE * math.fsum(prices)
         priced = {cut: price for cut, price in zip(cuts, prices, strict=True) if price > least}
-        return _Relaxation(program, bound - self.problem.least_time, priced, clock.now() - began)
+        return _Relaxation(program, max(0.0, bound - self.problem.least_time), priced, clock.now() - began)
 
     def _program(
         self,

@@ -60,6 +60,24 @@ def test_relaxations_with_further_moments_raise_the_bound_until_none_is_left(
     assert bounds[0] < bounds[-1] <= sc.solve(graph, budget, time_limit=20).time
 
 
+def test_relaxations_that_add_nothing_to_the_plain_step_come_to_an_end() -> None:
+    # The times of alternatives are the program's to minimize; what its tolerances may have added is subtracted.
+    operations = [
+        sc.Operation("f", ["x0"], ["x1"], 1.0),
+        sc.Operation("f_saving", ["x0"], ["x1", "saved"], 1.0),
+        sc.Operation("loss", ["x1"], ["loss"], 1.0),
+        sc.Operation("loss_backward", ["x1"], ["g1"], 1.0, phase="backward"),
+        sc.Operation("b", ["g1", "x1"], ["dw"], 2.0, phase="backward"),
+        sc.Operation("b_of_saved", ["g1", "saved"], ["dw"], 2.0, phase="backward"),
+    ]
+    tensors = [sc.Tensor(name, 1) for name in ("x0", "x1", "saved", "loss", "g1", "dw")]
+    found = search(sc.Graph(operations, tensors, resident=["x0"], results=["loss", "dw"]), 9, reorder=False)
+    found.relax(Deadline(20))
+    assert found.is_priced
+    assert found.is_relaxed
+    assert found.relaxed == found.problem.least_time == 5.0
+
+
 def test_where_joined_moments_do_not_raise_the_bound_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut_search, "SMALL_TASKS", 0)
     monkeypatch.setattr(cut_search, "MOST_MOMENTS", 1)
