@@ -38,6 +38,26 @@ def cheapest_producers(graph: Graph) -> list[int]:
     return producers
 
 
+def substitutes(graph: Graph) -> frozenset[int]:
+    """Return the operations that may run first instead of their tasks' defaults, with inputs that a walk can compute.
+
+    Those have the phase of the default, and nothing requires another operation of the task.
+    """
+    index, operations, producers = graph.index, graph.operations, cheapest_producers(graph)
+
+    def is_computed_before(tensor: int, number: int) -> bool:
+        return index.is_resident[tensor] or (producers[tensor] >= 0 and index.task_of[producers[tensor]] < number)
+
+    return frozenset(
+        i
+        for number, (default, *others) in enumerate(index.tasks)
+        if index.required.isdisjoint((default, *others))
+        for i in others
+        if operations[i].phase == operations[default].phase
+        and all(is_computed_before(tensor, number) for tensor in index.inputs[i])
+    )
+
+
 class Walk:
     """A growing sequence of runs, and the tensors that later runs may still read.
 

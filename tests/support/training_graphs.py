@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import scheduler as sc
+from scheduler.graph import Phase
 
 
 def uniform_chain(layers: int, *, size: int = 4, forward: float = 1.0, backward: float = 2.0) -> sc.Graph:
@@ -16,6 +17,26 @@ def uniform_chain(layers: int, *, size: int = 4, forward: float = 1.0, backward:
         for i in reversed(range(layers))
     ]
     return sc.Graph(operations, tensors, resident=["x0"], results=["g0"], name=f"uniform chain of {layers}")
+
+
+def two_kernels(layers: int, *, is_fast_first: bool) -> sc.Graph:
+    """A chain of which each operation has two kernels: one takes 1 with a workspace of 10, the other 2 without."""
+    tensors = [sc.Tensor("x0", 4), sc.Tensor("loss", 0)]
+
+    def kernels(name: str, inputs: list[str], output: str, phase: Phase) -> list[sc.Operation]:
+        tensors.append(sc.Tensor(output, 4))
+        fast = sc.Operation(f"{name}_fast", inputs, [output], 1.0, 10, phase=phase)
+        slow = sc.Operation(f"{name}_slow", inputs, [output], 2.0, phase=phase)
+        return [fast, slow] if is_fast_first else [slow, fast]
+
+    operations: list[sc.Operation] = []
+    for i in range(layers):
+        operations += kernels(f"f{i}", [f"x{i}"], f"x{i + 1}", "forward")
+    operations.append(sc.Operation("loss", [f"x{layers}"], ["loss"], 0.0))
+    for i in reversed(range(layers)):
+        inputs = [f"x{i}", f"g{i + 1}"] if i + 1 < layers else [f"x{i}", "loss"]
+        operations += kernels(f"b{i}", inputs, f"g{i}", "backward")
+    return sc.Graph(operations, tensors, resident=["x0"], results=["loss", "g0"])
 
 
 def conv_net(blocks: int, *, width: int = 64) -> sc.Graph:

@@ -15,6 +15,7 @@ from scheduler.solvers.ilp.path_rows import CLOSE_PART, relax, tighten
 from scheduler.solvers.ilp.precedence import Precedence
 from scheduler.solvers.ilp.reduction import Reduction
 from scheduler.solvers.ilp.relaxation import CutAnswer, CutRelaxation, PathRow
+from scheduler.solvers.walk import substitutes
 
 MOST_CUTS = 24
 """Largest number of cuts of one program."""
@@ -127,6 +128,7 @@ class CutSearch:
     def __init__(self, problem: Problem, precedence: Precedence, reduction: Reduction) -> None:
         self.problem, self.precedence, self.reduction = problem, precedence, reduction
         self.candidates = Candidates(problem, precedence, reduction)
+        self._substitutes = substitutes(problem.graph)
         self.bound = 0.0
         self.cuts: list[int] = []
         self.live: tuple[frozenset[int], ...] = ()
@@ -283,7 +285,8 @@ class CutSearch:
         self, program: CutRelaxation, live: Sequence[frozenset[int]], has_run: Sequence[frozenset[int]]
     ) -> Schedule:
         graph, cuts = self.problem.graph, program.tasks()
-        return decode(graph, cuts, live, first_run_order(graph, self.precedence, cuts, has_run))
+        chosen = {task: i for task, i in program.chosen().items() if i in self._substitutes}
+        return decode(graph, cuts, live, first_run_order(graph, self.precedence, cuts, has_run, chosen))
 
     def _next_program(self, deadline: Deadline) -> CutRelaxation | None:
         """Return the next program: one whose relaxation bounds nearly as well as that of all moments with a price."""

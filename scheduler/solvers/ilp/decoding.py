@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from scheduler.graph import Graph
 from scheduler.schedule import Schedule, schedule_from_runs
@@ -52,9 +52,13 @@ def decode(
 
 
 def first_run_order(
-    graph: Graph, precedence: Precedence, chain: Sequence[int], has_run: Sequence[frozenset[int]]
+    graph: Graph,
+    precedence: Precedence,
+    chain: Sequence[int],
+    has_run: Sequence[frozenset[int]],
+    chosen: Mapping[int, int],
 ) -> list[int]:
-    """Return the defaults in an order in which exactly these tasks have run before each cut.
+    """Return operations in an order of first runs in which exactly these tasks have run before each cut.
 
     Parameters
     ----------
@@ -64,6 +68,8 @@ def first_run_order(
         Tasks, each before the next.
     has_run : sequence of frozenset of int
         Tasks without precedence to each cut's that have run before it.
+    chosen : mapping of int to int
+        `substitutes` that run first instead of their tasks' defaults, by task.
     """
     index = graph.index
     wanted = [2 * len(chain)] * len(index.tasks)
@@ -73,14 +79,15 @@ def first_run_order(
         wanted[chain[k]] = 2 * k + 1
     place: dict[int, int] = {}
     last_forward = 0
-    for i in index.defaults:
-        # Precedence knows less of tasks with several alternatives than of their defaults.
+    runs = [chosen.get(index.task_of[i], i) for i in index.defaults]
+    for i in runs:
+        # Precedence knows less of tasks with several alternatives than of those that run.
         place[i] = max([wanted[index.task_of[i]], *(place[source] for source in _sources(graph, i) if source in place)])
         if graph.operations[i].phase == "forward":
             last_forward = max(last_forward, place[i])
         else:
             place[i] = max(place[i], last_forward)
-    return sorted(index.defaults, key=lambda i: (place[i], i))
+    return sorted(runs, key=place.__getitem__)
 
 
 def _sources(graph: Graph, i: int) -> Iterator[int]:

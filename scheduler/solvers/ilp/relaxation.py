@@ -220,6 +220,10 @@ class CutRelaxation:
             for cut, first in zip(self.cuts, self.first_of, strict=True)
         ]
 
+    def chosen(self) -> dict[int, int]:
+        """Return the alternatives that run first, by task and by the variables' values."""
+        return {self.index.task_of[i]: i for i, variable in self.first_run.items() if is_set(variable)}
+
     def have_run(self) -> tuple[frozenset[int], ...]:
         """Return the tasks without precedence to each cut's that have run before it, by the variables' values."""
         return tuple(frozenset(self._have_run(k)) for k in range(len(self.cuts)))

@@ -15,7 +15,7 @@ from scheduler.solvers.ilp.relaxation import CutRelaxation
 from scheduler.solvers.ilp.solver import ProgramSearch, propose
 from tests.support.fake_clock import FakeClock
 from tests.support.oracle import optimum
-from tests.support.training_graphs import conv_net, uniform_chain
+from tests.support.training_graphs import conv_net, two_kernels, uniform_chain
 
 
 def test_cheap_operations_are_recomputed() -> None:
@@ -91,6 +91,32 @@ def test_an_alternative_may_run_between_two_cuts_though_another_has_run_between_
     assert optimum(graph.to_dict(), 13, "input order") == 9.0
     program = CutRelaxation(graph, Precedence(graph, reorder=False), [0, 3, 4], [13, 13, 13])
     assert program.solve(Deadline(20)).bound == 9.0
+
+
+@pytest.mark.parametrize("is_fast_first", [True, False])
+@pytest.mark.parametrize("budget", [16, 18, 22, 26])
+def test_of_two_kernels_the_one_runs_that_is_fastest_for_the_budget(budget: int, is_fast_first: bool) -> None:
+    # At 26 all fast ones fit; at 16 none does.
+    graph = two_kernels(3, is_fast_first=is_fast_first)
+    solution = sc.solve(graph, budget, solver="ilp", time_limit=20)
+    assert solution.status is sc.Status.OPTIMAL
+    assert solution.time == optimum(graph.to_dict(), budget, "any")
+
+
+def test_the_alternative_runs_first_that_saves_what_a_faster_backward_reads() -> None:
+    operations = [
+        sc.Operation("f", ["x0"], ["x1"], 1.0),
+        sc.Operation("f_saving", ["x0"], ["x1", "saved"], 2.0),
+        sc.Operation("loss", ["x1"], ["loss"], 1.0),
+        sc.Operation("loss_backward", ["x1"], ["g1"], 1.0, phase="backward"),
+        sc.Operation("b", ["g1", "x1"], ["dw"], 4.0, phase="backward"),
+        sc.Operation("b_of_saved", ["g1", "saved"], ["dw"], 1.0, phase="backward"),
+    ]
+    sizes = {"x0": 2, "x1": 2, "saved": 4, "loss": 2, "g1": 2, "dw": 2}
+    tensors = [sc.Tensor(name, size) for name, size in sizes.items()]
+    graph = sc.Graph(operations, tensors, resident=["x0"], results=["loss", "dw"])
+    # While a backward runs, all but x1 is in memory with "saved", and without it all others.
+    assert [sc.solve(graph, budget, solver="ilp").time for budget in (12, 10)] == [5.0, 7.0]
 
 
 def test_bounds_grow_as_the_budget_shrinks() -> None:
