@@ -24,6 +24,7 @@ from scheduler.solvers.eviction_walk import EvictionWalks
 from scheduler.solvers.hierarchical.time_segments import NEAR
 from scheduler.solvers.ilp import solver as ilp
 from scheduler.solvers.incumbent import Incumbent
+from scheduler.solvers.kernels import with_fitting_kernels
 from scheduler.solvers.late_order import in_late_order
 from scheduler.solvers.neighborhoods import search as neighborhoods
 from scheduler.solvers.registry import Propose, load_solver
@@ -142,16 +143,18 @@ def propose(problem: Problem, *, deadline: Deadline, seed: int) -> Proposal:
     for the bound unless it is a chain. Chains go to `dp` next. Otherwise the quick methods give
     a first answer, and `ilp` proves it or finds a better one. Where a gap remains,
     `hierarchical` and `anneal` search as well, and at last integer programs over neighborhoods
-    of the best schedule. If another order is allowed, all of them get the graph in the late order
-    (`late_order`), in which most schedules are faster. Deep networks go to `hierarchical` first,
-    which is the last stage if it proves its answer; once it says that nothing fits so far, walks
-    and `ilp` run beside it, and `anneal` goes on from what nearly fits.
+    of the best schedule. All of them get the graph without kernels that never fit (`kernels`), and
+    if another order is allowed, in the late order (`late_order`), in which most schedules are
+    faster. Deep networks go to `hierarchical` first, which is the last stage if it proves its
+    answer; once it says that nothing fits so far, walks and `ilp` run beside it, and `anneal` goes
+    on from what nearly fits.
 
     Guarantee: never worse than its parts in the time that each has, and a schedule wherever
     `minimum_budget` knows one. Search space: that of the part that found the answer. When:
     always. Cost: the time limit, or less if the answer is proven. Memory: at most 768 MiB and
     8 KiB an operation.
     """
+    problem = with_fitting_kernels(problem)
     with ThreadPoolExecutor(2) as pool:
         policy = _Policy(problem, deadline, seed, SETTINGS, pool)
         try:

@@ -16,6 +16,7 @@ from scheduler.schedule import Schedule, follows_input_order, runs_of
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
+from scheduler.solvers.kernels import with_fitting_kernels
 from scheduler.solvers.late_order import in_late_order
 from scheduler.solvers.registry import imported, load_solver
 
@@ -121,7 +122,7 @@ def quick_peak(problem: Problem, deadline: Deadline, *, only_known: bool = False
     the smallest peak of all such schedules, unless the chain is long or time is up before.
     """
     search = _PeakSearch(problem.changed(budget_bytes=0), deadline)
-    for start in problem.starts:
+    for start in search.problem.starts:
         search.offer(start)
     if only_known:
         return search.peak_bytes
@@ -148,7 +149,7 @@ def smallest_peak(problem: Problem, deadline: Deadline) -> Smallest:
     what fits the problem's budget, or if nothing else saves memory.
     """
     search = _PeakSearch(problem, deadline)
-    for start in problem.starts:
+    for start in search.problem.starts:
         search.offer(start)
     chain = _short_chain(problem)
     if chain is not None and not search.fits:
@@ -174,6 +175,7 @@ def squeeze(problem: Problem, deadline: Deadline, *, known: Smallest | None = No
     and success are close, it ends for a chain, and else begins again from the floor if it has found
     anything better.
     """
+    problem = with_fitting_kernels(problem)
     if known is None:
         known = smallest_peak(problem, deadline.within(_FIRST_SHARE * deadline.remaining))
     peak_bytes, start = known.peak_bytes, known.quick
@@ -237,6 +239,7 @@ class _PeakSearch:
     """The schedule with the smallest peak so far, and the quick one; at first, the save-everything schedule is both."""
 
     def __init__(self, problem: Problem, deadline: Deadline) -> None:
+        problem = with_fitting_kernels(problem)
         self.problem, self.deadline = problem, deadline
         self.peak_bytes, self.schedule = problem.baseline.peak_bytes, problem.save_everything
         self.quick_bytes, self.quick = self.peak_bytes, self.schedule
