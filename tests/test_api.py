@@ -141,7 +141,7 @@ def test_a_budget_below_the_floor_names_the_operation_the_floor_and_a_budget_tha
 
 
 def test_without_a_proof_the_message_leaves_open_whether_a_smaller_schedule_exists() -> None:
-    graph = conv_net(4)
+    graph = sc.zoo.heterogeneous_chain(8, seed=1).graph
     peak, bottom, _ = sc.minimum_budget(graph, time_limit=2.0)
     assert bottom < peak
     with pytest.raises(BudgetTooSmallError, match="whether a smaller one exists is open") as caught:

@@ -26,6 +26,7 @@ from scheduler.solvers.ilp import solver as ilp
 from scheduler.solvers.incumbent import Incumbent
 from scheduler.solvers.kernels import with_fitting_kernels
 from scheduler.solvers.late_order import in_late_order
+from scheduler.solvers.live_sets import MOST_OPERATIONS, floor_of_live_sets
 from scheduler.solvers.neighborhoods import search as neighborhoods
 from scheduler.solvers.registry import Propose, load_solver
 from scheduler.solvers.smallest_peak import Smallest, smallest_peak, squeeze
@@ -308,6 +309,15 @@ class _Policy:
             limit = self._share_of(deadline, self.settings.smallest_peak_share)
             self._smallest = smallest_peak(self.problem, limit)
             self.best.offer(self._smallest.schedule)
+            if self.best.schedule is None:
+                self._refute(deadline)
+
+    def _refute(self, deadline: Deadline) -> None:
+        """Prove, if possible, that no schedule fits: then nothing else needs to be searched."""
+        least = self.problem.budget_bytes + 1
+        floor = floor_of_live_sets(self.problem.graph, deadline, enough_bytes=least)
+        if floor is not None and floor.bytes >= least:
+            self.best.update(Proposal(None, "any order", infeasible=True))
 
     def prove_and_search(self) -> None:
         """Run `ilp` alone; if that takes long, or `hierarchical` has run before, other searches at the same time.
@@ -596,7 +606,11 @@ STAGES = (
         f"always, unless `hierarchical` has run and left a gap of at most {SETTINGS.quick_gap:.0%}",
         _Policy.try_quick_solvers,
     ),
-    Stage(("smallest peak",), "if no schedule fits so far", _Policy.find_smallest_peak),
+    Stage(
+        ("smallest peak", "live sets"),
+        f"if no schedule fits so far; up to {MOST_OPERATIONS} operations, the second may prove that none does",
+        _Policy.find_smallest_peak,
+    ),
     Stage(
         ("ilp", "hierarchical", "anneal"),
         f"always `ilp`; the others after {SETTINGS.ilp_alone_seconds:g} s or {SETTINGS.ilp_alone_share:.0%} of the time"

@@ -18,6 +18,7 @@ from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.kernels import with_fitting_kernels
 from scheduler.solvers.late_order import in_late_order
+from scheduler.solvers.live_sets import floor_of_live_sets
 from scheduler.solvers.registry import imported, load_solver
 
 _SHARE_OF_TIME, _QUICK_SHARE, _QUICK_SECONDS = 0.1, 0.3, 1.0
@@ -183,11 +184,7 @@ def squeeze(problem: Problem, deadline: Deadline, *, known: Smallest | None = No
     wanted = problem.budget_bytes
     if peak_bytes <= max(wanted, problem.floor.bytes):
         return best
-    with imported("ilp"):
-        # Imported on first use: `import scheduler` must not need pulp.
-        from scheduler.solvers.moments import proven_floor
-    floor_deadline = deadline.within(_FLOOR_SHARE * deadline.remaining)
-    best = best._replace(floor=proven_floor(problem, floor_deadline, enough_bytes=peak_bytes))
+    best = best._replace(floor=_floor(problem, deadline.within(_FLOOR_SHARE * deadline.remaining), peak_bytes))
     if _short_chain(problem) is not None:
         return best
     failed = best.floor.bytes - 1
@@ -216,6 +213,17 @@ def squeeze(problem: Problem, deadline: Deadline, *, known: Smallest | None = No
             if peak_bytes < best.peak_bytes:
                 best = best._replace(peak_bytes=peak_bytes, schedule=nearest)
     return best
+
+
+def _floor(problem: Problem, deadline: Deadline, enough_bytes: int) -> Floor:
+    """Return the best proven floor by the deadline, or one that is enough."""
+    by_sets = floor_of_live_sets(problem.graph, deadline, enough_bytes=enough_bytes) or problem.floor
+    if by_sets.bytes >= enough_bytes:
+        return by_sets
+    with imported("ilp"):
+        # Imported on first use: `import scheduler` must not need pulp.
+        from scheduler.solvers.moments import proven_floor
+    return max(proven_floor(problem, deadline, enough_bytes=enough_bytes), by_sets, key=lambda floor: floor.bytes)
 
 
 def _fitting(problem: Problem, deadline: Deadline, seed: int) -> Proposal:

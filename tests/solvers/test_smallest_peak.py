@@ -76,6 +76,7 @@ def test_what_comes_nearest_to_a_budget_that_fails_counts(monkeypatch: pytest.Mo
         return Proposal(None, "any order", smallest=near)
 
     monkeypatch.setattr(module, "_fitting", fail)
+    monkeypatch.setattr(module, "_floor", lambda problem, *_: problem.floor)
     found = squeeze(Problem(graph, 0), Deadline(2.0), known=known)
     assert found.schedule == near
     assert found.peak_bytes == sc.simulate(graph, near).peak_bytes < known.peak_bytes
