@@ -37,6 +37,15 @@ def with_fitting_kernels(problem: Problem) -> Problem:
     return problem.changed(graph=replace(graph, operations=kept), starts=exchanged)
 
 
+def with_smallest_kernels(problem: Problem) -> Problem:
+    """Return a problem of which each computation has its smallest kernel only, with which some schedule peaks lowest.
+
+    A kernel that fits by itself may not fit beside what must stay in memory.
+    """
+    smallest = with_fitting_kernels(problem.changed(budget_bytes=0))
+    return smallest.changed(budget_bytes=problem.budget_bytes)
+
+
 def _kernels(graph: Graph) -> Iterator[list[int]]:
     """Yield the operations of one task, in order, that read and make the same tensors in the same phase: several."""
     index = graph.index

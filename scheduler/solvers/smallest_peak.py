@@ -16,7 +16,7 @@ from scheduler.schedule import Schedule, follows_input_order, runs_of
 from scheduler.simulator import simulate
 from scheduler.solution import Proposal
 from scheduler.solvers.deadline import Deadline
-from scheduler.solvers.kernels import with_fitting_kernels
+from scheduler.solvers.kernels import with_smallest_kernels
 from scheduler.solvers.late_order import in_late_order
 from scheduler.solvers.live_sets import floor_of_live_sets
 from scheduler.solvers.registry import imported, load_solver
@@ -176,7 +176,7 @@ def squeeze(problem: Problem, deadline: Deadline, *, known: Smallest | None = No
     and success are close, it ends for a chain, and else begins again from the floor if it has found
     anything better.
     """
-    problem = with_fitting_kernels(problem)
+    problem = with_smallest_kernels(problem)
     if known is None:
         known = smallest_peak(problem, deadline.within(_FIRST_SHARE * deadline.remaining))
     peak_bytes, start = known.peak_bytes, known.quick
@@ -247,7 +247,7 @@ class _PeakSearch:
     """The schedule with the smallest peak so far, and the quick one; at first, the save-everything schedule is both."""
 
     def __init__(self, problem: Problem, deadline: Deadline) -> None:
-        problem = with_fitting_kernels(problem)
+        problem = with_smallest_kernels(problem)
         self.problem, self.deadline = problem, deadline
         self.peak_bytes, self.schedule = problem.baseline.peak_bytes, problem.save_everything
         self.quick_bytes, self.quick = self.peak_bytes, self.schedule

@@ -12,7 +12,9 @@ import scheduler as sc
 from scheduler.errors import InvalidGraphError
 from scheduler.problem import Problem
 from scheduler.schedule import Compute
+from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.kernels import with_fitting_kernels
+from scheduler.solvers.smallest_peak import smallest_peak
 from tests.support.contract import SMALL_STEPS
 from tests.support.examples import examples
 from tests.support.oracle import least_peak, optimum
@@ -108,6 +110,21 @@ def test_the_smallest_peak_is_that_of_the_smallest_kernels(is_fast_first: bool) 
     found = sc.minimum_budget(graph, time_limit=10)
     assert (found.peak_bytes, found.floor_bytes) == (16, 16)
     assert sc.solve(graph, 16, time_limit=10).peak_bytes == 16
+
+
+@BOTH
+def test_a_smallest_peak_is_known_where_a_kernel_fits_only_by_itself(is_fast_first: bool) -> None:
+    # The first fast kernel takes 18, and the last one 30; the last slow one takes 20.
+    tensors, operations = [sc.Tensor("x", 4)], list[sc.Operation]()
+    for i in range(4):
+        tensors.append(sc.Tensor(f"y{i}", 4))
+        fast = sc.Operation(f"fast{i}", ["x"], [f"y{i}"], 1.0, 10)
+        slow = sc.Operation(f"slow{i}", ["x"], [f"y{i}"], 2.0)
+        operations += [fast, slow] if is_fast_first else [slow, fast]
+    graph = sc.Graph(operations, tensors, ["x"], [f"y{i}" for i in range(4)])
+    assert sc.minimum_budget(graph).peak_bytes == 20
+    assert smallest_peak(with_fitting_kernels(Problem(graph, 20)), Deadline(5)).peak_bytes == 20
+    assert sc.solve(graph, 20, time_limit=2).peak_bytes == 20
 
 
 def test_of_a_slow_default_that_fits_the_answer_is_never_slower() -> None:
