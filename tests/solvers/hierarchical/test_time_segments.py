@@ -261,7 +261,7 @@ def test_no_program_begins_whose_limit_leaves_nothing_but_what_is_resident(
 
 
 def test_the_bound_is_that_of_the_integer_program_at_the_peak() -> None:
-    graph = unrolled(STEPS // 2)
+    graph = unrolled(STEPS // 4)
     problem = Problem(graph, parse_budget("60%", graph))
     segments = TimeSegments(problem)
     segments.run(Deadline(60), lambda schedule: problem.budget_bytes)
