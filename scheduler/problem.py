@@ -117,7 +117,8 @@ class Floor:
     bytes : int
         No schedule has a smaller peak, resident tensors included.
     operation : str
-        The operation during whose first run this much memory is needed.
+        The operation during whose first run this much memory is needed; if ways through the step were compared
+        (`solvers/live_sets.py`), the one that needs it on the way that needs least.
     alone : bool
         Whether the run by itself needs that much. Otherwise it does together with what must be
         in memory at that moment because later operations need it, or because it is a result.

@@ -61,7 +61,9 @@ class _LiveSets:
     def floor(self, deadline: Deadline, enough_bytes: int) -> Floor:
         """Follow the set that has needed least memory so far, until one is empty, or that memory is enough."""
         live = self._without_resident(tensor for tensor, result in enumerate(self.index.is_result) if result)
-        size, operation, order = self._bytes(live), 0, count()
+        size, order = self._bytes(live), count()
+        # As in `problem.floor`: where the results need most, that is with the last one.
+        operation = max((self.index.producers[tensor][0] for tensor in live), default=0)
         least, waiting = {live: size}, list[tuple[int, int, int, frozenset[int]]]()
         for step in count(1):
             is_over = not live or size >= enough_bytes or len(least) > MOST_SETS

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 import scheduler as sc
+from scheduler.problem import Floor, floor
 from scheduler.solvers import live_sets
 from scheduler.solvers.deadline import Deadline
 from scheduler.solvers.live_sets import floor_of_live_sets
@@ -47,6 +48,14 @@ def test_what_runs_only_once_is_not_recomputed_for_less_memory() -> None:
     tensors = [sc.Tensor(name, size) for name, size in sizes.items()]
     graph = sc.Graph(operations, tensors, results=["z"])
     assert floor_bytes(graph) == least_peak(graph.to_dict(), "any") == 14
+
+
+def test_where_all_results_need_most_the_last_operation_that_makes_one_is_named() -> None:
+    operations = [sc.Operation(name, [], [f"of {name}"], 1.0) for name in ("first", "last")]
+    tensors = [sc.Tensor("of first", 4), sc.Tensor("of last", 5)]
+    graph = sc.Graph(operations, tensors, results=["of first", "of last"])
+    found = floor_of_live_sets(graph, Deadline(20), enough_bytes=EVERYTHING)
+    assert found == Floor(9, "last", alone=False) == floor(graph)
 
 
 @pytest.mark.parametrize("blocks", [2, 4, 8, 16])
